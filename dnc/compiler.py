@@ -18,7 +18,7 @@ import attrs
 import msgspec
 
 from dnc.codegen.nvrtc import spilled
-from dnc.diagnostics import Diagnostic, DiagnosticError, Source, check_path, fail, read_source
+from dnc.diagnostics import Diagnostic, DiagnosticError, Source, check_noted, fail, read_source
 from dnc.ir.isa import dense_parameters, layout
 from dnc.ir.machine import Constants, Machine, machine, machines_of, target_name
 from dnc.ir.plan import FP32, PRECISIONS, Plan, PlanTooLarge, WeightFormat
@@ -332,8 +332,8 @@ def compile_model(
     if options.mode not in MODES:
         raise fail(f"mode: found '{options.mode}', expected {' or '.join(MODES)}")
     _check_names(show, options.without, options.mode)
-    check_path(out, "a build to write")
-    check_place(Path(out))
+    check_noted(path)
+    check_place(out)
     machines = machines_of(targets)
     _check_precision(options.precision, machines)
     _check_batch(options, machines)

@@ -118,6 +118,15 @@ def check_path(path: object, what: str) -> None:
     raise fail(f"found {found}, expected the path of {what}")
 
 
+def check_noted(*paths: str | Path) -> None:
+    """DiagnosticError where a path is no text, so that no file of ours can name it."""
+    for path in paths:
+        try:
+            str(path).encode()
+        except UnicodeEncodeError:
+            raise fail(f"{path}: is not UTF-8, and what is written here has to name it") from None
+
+
 def unreadable(error: OSError) -> str:
     """What is wrong with a file that cannot be read."""
     if isinstance(error, FileNotFoundError):

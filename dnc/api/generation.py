@@ -19,7 +19,7 @@ from dnc.api.words import ending_of, words_output
 from dnc.diagnostics import Diagnostic, DiagnosticError, fail
 from dnc.ir.forest import target_of
 from dnc.ir.noise import step_noise
-from dnc.ir.structure import LIST
+from dnc.ir.structure import CLASS, LIST, TOKEN
 from dnc.runtime.carried import carried
 from dnc.runtime.data import Layout
 from dnc.runtime.data.flat import is_flat
@@ -38,6 +38,14 @@ class SampleError(DiagnosticError):
     def __init__(self, number: int, message: str) -> None:
         super().__init__(Diagnostic(f"sample {number}: {message}"))
         self.number, self.message = number, message
+
+
+INSTEAD = {
+    TOKEN: "what is predicted is a class<...> there, no token<...>",
+    CLASS: "a class that every output reads is none that is made: what goes on from its own choice calls a "
+    "function at w.prev that reads the row of it, E[argmax(scores(w))]",
+}
+"""What helps where elements of a list need a field, by its kind."""
 
 
 def generate(
@@ -117,10 +125,11 @@ def _list_of(model: Model, name: str | None) -> str:
             raise fail(f"{found}: name one (--list {made[0]}, in Python field='{made[0]}')")
         name = made[0] if made else next(iter(given))
     if given.get(name):
-        fields = ", ".join(given[name])
+        element = layout.structs[target_of(root, name)]
+        kinds = {element.field(each).kind for each in given[name]}
         raise fail(
-            f"'{name}' cannot be made: data give every {target_of(root, name)} its {fields}",
-            "what is predicted is a class<...> there, no token<...>",
+            f"'{name}' cannot be made: data give every {element.name} its {', '.join(given[name])}",
+            *(hint for kind, hint in INSTEAD.items() if kind in kinds),
         )
     return name
 

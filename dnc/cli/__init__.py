@@ -9,6 +9,7 @@ every terminal, 40 columns wide or a pipe.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -147,6 +148,8 @@ def main() -> None:
     sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     if sys.stdout is None:  # closed by the shell, as in `dnc check program.dn >&-`
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    if sys.stdout.errors == "strict" and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as on standard error
     sys.exit(execute(sys.argv[1:]))
 
 

@@ -18,6 +18,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from dnc.cli.pipes import put
+
 # Columns of a terminal from which on there is room for a bar.
 WIDE = 70
 
@@ -79,7 +81,7 @@ class Progress:
         if self.problem is not None:
             return
         try:
-            print(line, flush=True)
+            put(f"{line}\n")  # JSON is UTF-8, whatever a terminal is
         except OSError as problem:
             self.problem = problem
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -65,6 +65,10 @@ CALLS_ELSEWHERE = {
     **dict.fromkeys(("reshape", "view", "flatten"), "nothing is reshaped; split and concat cut and join"),
     **dict.fromkeys(("t", "permute", "swapaxes"), "rows and columns change places with transpose(M)"),
     **dict.fromkeys(("gather", "pick", "select"), "the element of a class is x[class], the second one x[1]"),
+    **dict.fromkeys(
+        ("where", "cond"), "a number of the data, or a == b, is a factor of 0 or 1: c * x + (1 - c) * y"
+    ),
+    "attend": "attention is over a list: attend(query, key(k), value(k) for k in t.list)",
 }
 """What other languages call what this one has."""
 
@@ -202,6 +206,12 @@ class Calls:
             table = name not in names and parameter is not None and parameter.kind == TABLE
             hint = f"; a row of a table is {name}[token]" if table else ""
             self.report.error(f"'{name}' is a value and cannot be called{hint}", function.span)
+        elif name in declarations.states:
+            components = "h = ..., one a line"
+            self.report.error(
+                f"'{name}' is a state, which no call makes; a block assigns its components: {components}",
+                function.span,
+            )
         elif name.lower() in CALLS_ELSEWHERE:
             self.report.error(f"unknown function '{name}'; {CALLS_ELSEWHERE[name.lower()]}", function.span)
         elif name in LINKS:

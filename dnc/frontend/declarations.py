@@ -25,6 +25,7 @@ from dnc.ir.structure import TOKEN, Dimension, Struct
 from dnc.ir.types import TensorType
 
 LARGEST_RATE = 1e6
+METADATA = "__metadata__"  # what safetensors has beside tensors
 MANY_MATRICES = "many matrices are a stack[n, rows, columns], read by an index, or a table[...], by a token"
 BUILTINS = frozenset(
     {name for name, entry in OPS.items() if entry.has(SURFACE)} | {"split", "dropout", "sample", "follow"}
@@ -141,6 +142,12 @@ class Declarations:
 
     def _parameter(self, declared: syntax.ParameterDeclaration) -> Parameter | None:
         name, count = declared.name.text, len(declared.shape.dimensions)
+        if name == METADATA:
+            self.report.error(
+                f"'{name}' has a meaning of its own in checkpoints and cannot be a parameter",
+                declared.name.span,
+            )
+            return None
         kinds = (TABLE, STACK)
         if declared.kind is not None and declared.kind.text not in kinds:
             self.report.unknown("kind of parameter", declared.kind.text, kinds, declared.kind.span)

@@ -28,6 +28,12 @@ FORMS = {
     "push": "push name = expression, name = [expression for t in all(Struct)]",
 }
 DECLARATION_WORDS = frozenset(FORMS)
+DECLARATIONS_ELSEWHERE = {
+    **dict.fromkeys(("def", "func", "function"), "fn"),
+    **dict.fromkeys(("class", "data", "type", "enum"), "struct"),
+    **dict.fromkeys(("let", "var", "parameter", "weight"), "param"),
+}
+"""What declarations begin with in other languages."""
 
 _VALUE = {"NUMBER", "NAME", "LPAR", "MINUS"}
 _OPERATORS = {"PLUS", "MINUS", "STAR", "SLASH", "FLOOR", "AT", "EQUAL", "DOT", "LSQB"}
@@ -73,8 +79,11 @@ OPERATORS_ELSEWHERE = {
 """What is said of an operator that fits nowhere, or of two characters of which the second one does not."""
 
 
-def statement_elsewhere(token: Any, line: str, texts: Mapping[str, str]) -> tuple[int, str] | None:
-    """The column and the name of a statement of other languages, up to a token that fits nowhere.
+OF_ALL = "what all vertices have is a list: name = [f(t) for t in all(Struct)]"
+
+
+def statement_elsewhere(token: Any, line: str, texts: Mapping[str, str]) -> tuple[int, int, str] | None:
+    """The column of a statement of other languages, up to a token that fits nowhere, and what is said of it.
 
     What is a word of this one too is looked for at the token alone.
     """
@@ -82,7 +91,9 @@ def statement_elsewhere(token: Any, line: str, texts: Mapping[str, str]) -> tupl
         column, word = found.start() + 1, found[0]
         here = column == token.column or (column < token.column and word not in texts.values())
         if here and word in STATEMENTS_ELSEWHERE:
-            return column, word
+            of_all = word == "for" and re.match(r"(output|push)\s", line)
+            instead = OF_ALL if of_all else STATEMENTS_ELSEWHERE[word]
+            return column, len(word), f"found '{word}'; {instead}"
     return None
 
 
@@ -104,6 +115,10 @@ def explain_token(token: Any, line: str, accepted: set[str], texts: Mapping[str,
         return f"found '{text}', expected ']': {one}"
     if text == ":" and re.match(r"\s+\w+\([^()]*\)$", before):
         return "found ':', expected '->' and an expression; a block stands in a cell that the arm calls"
+    if text == "?" and re.search(r"\[\w+\]$", before):
+        return "found '?'; a list may be empty, and needs none"
+    if text == "," and re.match(r"\s+\w+(\s*,\s*\w+)+\s*=[^=]", before):
+        return "found ',', expected the end of the line; every name is assigned in a line of its own"
     method = re.search(r"\.(\w+)$", before)
     if text == "(" and method and "DOT" in accepted:
         instead = CALLS_ELSEWHERE.get(method[1].lower(), f"write {method[1]}(x)")
@@ -127,7 +142,8 @@ def explain_token(token: Any, line: str, accepted: set[str], texts: Mapping[str,
     shown = found.get(token.type, f"'{text}'")
     if {"FN", "CELL"} <= accepted:
         close = difflib.get_close_matches(text, sorted(DECLARATION_WORDS), 1)
-        hint = f"; did you mean '{close[0]}'?" if close else ""
+        meant = DECLARATIONS_ELSEWHERE.get(text, close[0] if close else "")
+        hint = f"; did you mean '{meant}'?" if meant else ""
         return f"found {shown}, expected a declaration ({', '.join(FORMS)}){hint}"
     keyword = token.type not in ("NAME", "NUMBER") and text.isidentifier()
     if keyword and "NAME" in accepted:

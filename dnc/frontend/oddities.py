@@ -5,10 +5,11 @@ In: a checked model. Out: warnings.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from dnc.frontend.calls import GUMBEL, SAMPLE
 from dnc.frontend.report import Report
+from dnc.frontend.terms import PUSH
 from dnc.frontend.typed import (
     Apply,
     CellCall,
@@ -19,10 +20,11 @@ from dnc.frontend.typed import (
     FunctionCall,
     Index,
     Let,
+    Local,
     ParameterUse,
     TableRow,
 )
-from dnc.frontend.walk import walk
+from dnc.frontend.walk import below, walk
 
 CHOICE = "argmax"
 NEIGHBOURS = ("prev", "next")
@@ -30,27 +32,79 @@ NEIGHBOURS = ("prev", "next")
 
 def warn_of_oddities(model: CheckedModel, report: Report) -> None:
     """Looks at every expression of the model."""
+    _warn_of_nothing(model, report)
     bodies = [term.value for term in model.terms]
     bodies += [cell.body for cell in model.cells.values()]
     bodies += [body for function in model.functions.values() for _, body in function.bodies]
     for body in bodies:
+        named = _named(body)
         for found in walk(body):
-            if isinstance(found, Apply) and found.opcode == "cross_entropy":
-                _warn_of_softmax(model, found.operands[0], report)
-                _warn_of_other_classes(model, found.operands[0], found.operands[1], report)
-            elif isinstance(found, Apply) and found.opcode == "row":
-                _warn_of_choice(found.operands[1], report)
+            match found:
+                case Apply(opcode="cross_entropy", operands=(logits, label)):
+                    _warn_of_softmax(model, "cross_entropy", logits, named, report)
+                    _warn_of_other_classes(model, logits, label, report)
+                case Apply(opcode="kl_divergence", operands=(target, logits)):
+                    _warn_of_softmax(model, "kl_divergence", logits, named, report)
+                    _warn_of_order(target, logits, report)
+                case Apply(opcode="row", operands=(_, index)):
+                    _warn_of_choice(index, named, report)
+                case _:
+                    pass
 
 
-def _warn_of_softmax(model: CheckedModel, logits: Expression, report: Report) -> None:
-    """`cross_entropy` takes logits: a softmax before it is applied twice, and learns badly."""
-    for value in _values(model, logits, set()):
+def _warn_of_nothing(model: CheckedModel, report: Report) -> None:
+    """Losses through which no parameter learns: of choices and comparisons, of the data alone."""
+    losses = [term for term in model.terms if term.kind == "loss"]
+    fixed = {each.name for each in model.parameters if each.frozen or each.running}
+    free = [each for each in model.parameters if each.name not in fixed]
+    if not losses or not free or any(term.kind == PUSH for term in model.terms):
+        return
+    seen, todo = set[str](), [term.value for term in losses]
+    while todo:
+        found = todo.pop()
+        if isinstance(found.type, Index):
+            continue  # no gradient goes through a choice
+        match found:
+            case ParameterUse(name=name) | TableRow(parameter=name) if name not in fixed:
+                return
+            case FunctionCall(function=name) | CellCall(cell=name) if name not in seen:
+                seen.add(name)
+                cell = model.cells.get(name)
+                todo += [cell.body] if cell else [body for _, body in model.functions[name].bodies]
+            case _:
+                pass
+        todo += below(found)
+    report.warning("nothing is learned: no parameter has a gradient from a loss", losses[0].span)
+
+
+def _named(body: Expression) -> dict[str, Expression]:
+    """What is assigned to the names of a body, each of which is assigned once."""
+    return {
+        name: value for found in walk(body) if isinstance(found, Let) for name, value in found.assignments
+    }
+
+
+def _warn_of_softmax(
+    model: CheckedModel, loss: str, logits: Expression, named: Mapping[str, Expression], report: Report
+) -> None:
+    """These losses take logits: a softmax before one is applied twice, and learns badly."""
+    for value in _values(model, _looked_up(logits, named), set()):
         if isinstance(value, Apply) and value.opcode in ("softmax", "log_softmax"):
             report.warning(
-                "cross_entropy takes logits and applies softmax itself; leave out "
+                f"{loss} takes logits and applies softmax itself; leave out "
                 f"'{value.opcode}' in line {value.span.line}",
                 logits.span,
             )
+
+
+def _warn_of_order(target: Expression, logits: Expression, report: Report) -> None:
+    """A distribution is hardly computed, and logits hardly stand in the data."""
+    if isinstance(logits, FieldUse) and not isinstance(target, FieldUse):
+        report.warning(
+            f"kl_divergence takes the distribution first, then the logits; '{logits.field}' of the data is "
+            "taken for logits",
+            logits.span,
+        )
 
 
 def _warn_of_other_classes(
@@ -87,15 +141,15 @@ def _counted(model: CheckedModel, vector: Expression, seen: set[str]) -> Iterato
                 pass
 
 
-def _warn_of_choice(index: Expression, report: Report) -> None:
+def _warn_of_choice(index: Expression, named: Mapping[str, Expression], report: Report) -> None:
     """A row that is chosen by scores of another vertex: row 0 beside the first one, and draws of its own."""
+    index = _looked_up(index, named)
     if not isinstance(index, Apply) or index.opcode != CHOICE:
         return
-    scores, drawn = index.operands[0], False
+    scores, drawn = _looked_up(index.operands[0], named), False
     if isinstance(scores, Apply) and scores.opcode == GUMBEL:
         scores, drawn = scores.operands[0], True
-    while isinstance(scores, ComponentUse):
-        scores = scores.base
+    scores = _unscaled(scores, named, not drawn)
     if not isinstance(scores, FunctionCall) or not scores.path:
         return
     step, name = ".".join(scores.path), scores.function
@@ -108,11 +162,33 @@ def _warn_of_choice(index: Expression, report: Report) -> None:
     report.warning(f"{found}; expected a function that reads the row, called at '{step}'", index.span)
 
 
+def _unscaled(scores: Expression, named: Mapping[str, Expression], products: bool) -> Expression:
+    """Scores without what leaves zeros as they are, and the order of others: a temperature, softmax, a
+    component; also without products with parameters if these do not matter, either."""
+    while True:
+        match _looked_up(scores, named):
+            case ComponentUse(base=inner):
+                scores = inner
+            case Apply(opcode="scale" | "softmax" | "log_softmax", operands=(inner,)):
+                scores = inner
+            case Apply(opcode="matmul", operands=(ParameterUse(), inner)) if products:
+                scores = inner
+            case other:
+                return other
+
+
+def _looked_up(expression: Expression, named: Mapping[str, Expression]) -> Expression:
+    """What a name stands for; the expression if it is no assigned name."""
+    while isinstance(expression, Local) and expression.name in named:
+        expression = named[expression.name]
+    return expression
+
+
 def _values(model: CheckedModel, expression: Expression, seen: set[str]) -> Iterator[Expression]:
     """What `expression` is computed by last, seen through calls. seen: functions on the way."""
     match expression:
         case Let(result=result):
-            yield from _values(model, result, seen)
+            yield from _values(model, _looked_up(result, _named(expression)), seen)
         case CellCall(cell=name):
             yield from _values(model, model.cells[name].body, seen)
         case FunctionCall(function=name):

@@ -15,7 +15,6 @@ import lark
 
 from dnc.diagnostics import Diagnostic, DiagnosticError, Source, Span
 from dnc.frontend import syntax
-from dnc.frontend.calls import STATEMENTS_ELSEWHERE
 from dnc.frontend.convert import Converter
 from dnc.frontend.expectations import (
     DECLARATION_WORDS,
@@ -153,9 +152,8 @@ def _explain(source: Source, line: int, text: str, error: Any) -> Diagnostic:
     accepted = error.interactive_parser.accepts()
     found = statement_elsewhere(token, source.line_text(token.line), terminal_texts())
     if found is not None:
-        column, word = found
-        message = f"found '{word}'; {STATEMENTS_ELSEWHERE[word]}"
-        return Diagnostic(message, Span(source, token.line, column, len(word)))
+        column, length, message = found
+        return Diagnostic(message, Span(source, token.line, column, length))
     message = explain_token(token, source.line_text(token.line), accepted, terminal_texts())
     if token.type == "$END":
         row = next(row for row in reversed(range(text.count("\n") + 1)) if _code(text.split("\n")[row]))

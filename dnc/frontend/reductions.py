@@ -30,6 +30,9 @@ EVERY = "every child"
 IMPOSSIBLE = {"matmul": "a product with a matrix", "row": "an element", "slice": "a part"}
 """Of operations that no child can be read by, what they are called."""
 
+OPERATORS = {"add": "'+'", "sub": "'-'", "mul": "'*'", "div": "'/'", "scale": "'*'", "neg": "'-'"}
+"""Of operations that are written as signs, the signs."""
+
 ELSEWHERE = {
     **dict.fromkeys(
         ("softmax", "log_softmax"), "attend(query, key(k), value(k) for k in list) weighs values by softmax"
@@ -121,8 +124,10 @@ class Reductions:
         try:
             return body_of.listed(found)
         except _Impossible as impossible:
+            of = " of vectors and scalars" if impossible.found.endswith("of matrices") else ""
             self.report.error(
-                f"{whose} has {impossible.found}, expected calls on '{variable}' and element-wise operations",
+                f"{whose} has {impossible.found}, expected calls on '{variable}' "
+                f"and element-wise operations{of}",
                 impossible.span,
                 "move the computation into a function of the child",
             )
@@ -194,7 +199,8 @@ class _Body:
             other = "another reduction" if found.opcode.startswith("list_") else f"'{found.opcode}'"
             raise _Impossible(IMPOSSIBLE.get(found.opcode, other), found.span)
         if any(isinstance(each.type, TensorType) and len(each.type.shape) > 1 for each in found.operands):
-            raise _Impossible(f"'{found.opcode}' of matrices", found.span)
+            called = OPERATORS.get(found.opcode, f"'{found.opcode}'")
+            raise _Impossible(f"{called} of matrices", found.span)
         lists = [self.listed(each) if self.reads_child(each) else None for each in found.operands]
         some = next(each for each in lists if each is not None)
         pairs = zip(lists, found.operands, strict=True)

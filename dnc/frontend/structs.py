@@ -38,7 +38,8 @@ MAY_NOT_MISS = (
     "and write Struct? for it"
 )
 
-_WORD, _WHOLE = "a word is token<dimension>", "an index is token<dimension>, a label class<dimension>"
+_WORD = "a word is token<dimension>"
+_WHOLE = "an index is token<dimension>, a label class<dimension>, what selects from a stack index<dimension>"
 _NUMBER, _LIST = "a number is float", "a list of children is written [Struct]"
 # What other languages call the kinds of fields.
 KINDS_ELSEWHERE = {

@@ -8,7 +8,16 @@ from __future__ import annotations
 import attrs
 
 from dnc.frontend.report import Report
-from dnc.frontend.typed import CellCall, CheckedModel, Expression, FunctionCall, ParameterUse, TableRow
+from dnc.frontend.typed import (
+    CellCall,
+    CheckedModel,
+    Expression,
+    FunctionCall,
+    Let,
+    Local,
+    ParameterUse,
+    TableRow,
+)
 from dnc.frontend.walk import walk
 
 
@@ -29,6 +38,7 @@ def warn_unused(model: CheckedModel, report: Report) -> CheckedModel:
                     todo += [body for _, body in model.functions[name].bodies]
                 case _:
                     pass
+    _warn_of_names(model, report)
     for parameter in model.parameters:
         if ("parameter", parameter.name) not in used:
             report.warning(f"parameter '{parameter.name}' is never used and is left out", parameter.span)
@@ -44,3 +54,16 @@ def warn_unused(model: CheckedModel, report: Report) -> CheckedModel:
         cells={name: cell for name, cell in model.cells.items() if ("cell", name) in used},
         functions={name: f for name, f in model.functions.items() if ("function", name) in used},
     )
+
+
+def _warn_of_names(model: CheckedModel, report: Report) -> None:
+    """Names that a block assigns and never reads."""
+    bodies = [cell.body for cell in model.cells.values()]
+    bodies += [body for function in model.functions.values() for _, body in function.bodies]
+    for body in bodies:
+        found = list(walk(body))
+        read = {each.name for each in found if isinstance(each, Local)}
+        for block in (each for each in found if isinstance(each, Let)):
+            for name, value in block.assignments:
+                if name not in read:
+                    report.warning(f"'{name}' is never used", value.span)

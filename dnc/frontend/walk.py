@@ -16,23 +16,28 @@ def walk(expression: typed.Expression) -> Iterator[typed.Expression]:
     while todo:
         found = todo.pop()
         yield found
-        match found:
-            case typed.FunctionCall(instead=instead) if instead is not None:
-                todo.append(instead)
-            case typed.CellCall():
-                todo += reversed(found.arguments)
-            case typed.ComponentUse():
-                todo.append(found.base)
-            case typed.Apply():
-                todo += reversed(found.operands)
-            case typed.Follow():
-                todo += [found.value, found.statistic]
-            case typed.Let():
-                todo += [found.result, *(value for _, value in reversed(found.assignments))]
-            case typed.Record():
-                todo += reversed(found.components)
-            case _:
-                pass
+        todo += reversed(below(found))
+
+
+def below(expression: typed.Expression) -> list[typed.Expression]:
+    """What an expression is made of, in order."""
+    match expression:
+        case typed.FunctionCall(instead=instead) if instead is not None:
+            return [instead]
+        case typed.CellCall():
+            return [*expression.arguments]
+        case typed.ComponentUse():
+            return [expression.base]
+        case typed.Apply():
+            return [*expression.operands]
+        case typed.Follow():
+            return [expression.statistic, expression.value]
+        case typed.Let():
+            return [*(value for _, value in expression.assignments), expression.result]
+        case typed.Record():
+            return [*expression.components]
+        case _:
+            return []
 
 
 def calls(expression: typed.Expression) -> Iterator[typed.FunctionCall]:

@@ -49,11 +49,11 @@ from dnc.ir.structure import (
     Struct,
 )
 
-BARE = re.compile(r"[A-Za-z_][\w.]*")
+BARE = re.compile(r"(?!(?:inf|nan)\b)[A-Za-z_][\w.]*")
 
 
 def name(text: str) -> str:
-    """A name, quoted unless it is a plain identifier with dots."""
+    """A name, quoted unless it is a plain identifier with dots, and no number."""
     return text if BARE.fullmatch(text) else json.dumps(text)
 
 

@@ -217,6 +217,12 @@ def _order_errors(program: Program, number: int, source: Input) -> Iterator[str]
             for other in program.stages
             if other.function == source.function and StateOutput(source.component) in other.outputs
         ]
+        own = {other.space: None for other in program.stages if other.function == source.function}
+        there = {other.space for other in made}
+        for space in (each for each in own if each not in there):
+            yield f"no stage over '{space}' makes '{source.component}' of '{source.function}'"
+        if not own:
+            yield f"no stage is of '{source.function}'"
     for other in made:
         if other.direction == stage.direction and other.turn > stage.turn:
             yield f"stage '{other.name}' is {other.when}, expected {stage.when} at the latest"

@@ -148,8 +148,10 @@ def write_build(
         raise fail(f"{build.path}: cannot be written: {error.strerror}") from None
 
 
-def check_place(out: Path) -> None:
+def check_place(path: str | Path) -> None:
     """DiagnosticError where a build would replace something else."""
+    check_path(path, "a build to write")
+    out = Path(path)
     if not out.exists():
         return
     manifest = _manifest(out)
@@ -378,10 +380,13 @@ def read_build(path: str | Path) -> Build:
 
 
 def place_from(build: str | Path, source: str | Path) -> str:
-    """Where a source lies, as seen from a build, so that both may be moved together; "" on another drive."""
+    """Where a source lies, as seen from a build, so that both may be moved together; "" on another drive,
+    and where a folder between them has a name that is not UTF-8."""
     folder, name = os.path.split(os.path.abspath(source))
     try:
-        return Path(os.path.relpath(Path(os.path.realpath(folder), name), os.path.realpath(build))).as_posix()
+        place = os.path.relpath(Path(os.path.realpath(folder), name), os.path.realpath(build))
+        place.encode()
+        return Path(place).as_posix()
     except ValueError:
         return ""
 

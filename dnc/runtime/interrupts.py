@@ -1,8 +1,9 @@
 """Ctrl-C while training: the first one asks for a clean end, the second one ends at once.
 
-In: SIGINT, or SIGTERM (as batch systems send before they take a machine away), while the context is
-open. Out: whether one came. Guaranteed: the handlers before are put back; a signal that somebody else
-handles, or that comes to another thread than the main one, stays theirs.
+In: SIGINT, SIGTERM (as batch systems send before they take a machine away), or SIGHUP (as a terminal
+sends that is closed), while the context is open. Out: whether one came. Guaranteed: the handlers before
+are put back; a signal that somebody else handles, or that comes to another thread than the main one, stays
+theirs.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 # The signals, and who handles them if nobody asked for them.
 SIGNALS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+if hasattr(signal, "SIGHUP"):  # Windows has none; nohup ignores it, and that stays so
+    SIGNALS[signal.SIGHUP] = signal.SIG_DFL
 
 
 class Interrupts:

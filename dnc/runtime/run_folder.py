@@ -23,7 +23,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from dnc.diagnostics import DiagnosticError, check_path, fail
+from dnc.diagnostics import DiagnosticError, check_noted, check_path, fail
 from dnc.runtime.atomic import check_output, write_atomically
 from dnc.runtime.build import check_outside
 from dnc.runtime.checkpoint import checkpoint_place
@@ -87,6 +87,7 @@ class RunFolder:
         why: str = "",
     ) -> None:
         check_path(path, "a run folder")
+        check_noted(*map(os.path.abspath, [path, *files_of(config or RunConfig())]))
         self.path = Path(path)
         check_outside(self.path / METRICS, self.path)
         own = resumed is not None and lies_in(resumed, self.path)

@@ -38,6 +38,7 @@ from dnc.torch.encoded import PREDICTION, PURPOSES, TRAINING, VALUES, BatchEncod
 from dnc.torch.gaps import refuse_fused_steps_on_gaps
 from dnc.torch.launches import BatchOf, Launches
 from dnc.torch.memory import Memory
+from dnc.torch.uncompiled import uncompiled
 
 # What a module takes: samples, their numbers, a batch that was encoded ahead; None for all attached samples.
 Given: TypeAlias = Samples | Tensor | Encoded | None
@@ -156,7 +157,8 @@ class Module(nn.Module):
     def vocabularies(self) -> Mapping[str, Vocabulary]:
         """By dimension what the numbers of `predict` are called: `words[number]`.
 
-        `words` is None where the data have numbers instead.
+        `words` is None where the data have numbers instead; classes that are numbers, and whose size is set,
+        have no vocabulary.
         """
         return self.dnc.vocabularies or {}
 
@@ -203,6 +205,7 @@ class Module(nn.Module):
         if purpose == TRAINING:
             self.dnc.check_trains()
 
+    @uncompiled
     @in_turn
     def forward(self, batch: Given = None, pulled: Pulled = None) -> dict[str, Tensor]:
         """What is learned from, by name: "loss", the mean over the samples; and the pushed values.
@@ -239,6 +242,7 @@ class Module(nn.Module):
                 found = call.forward(tensors, False)
         return dict(zip(self._outputs, found, strict=True))
 
+    @uncompiled
     @in_turn
     @torch.no_grad()
     def predict(self, batch: Given = None, pulled: Pulled = None) -> dict[str, Tensor]:

@@ -30,6 +30,13 @@ def test_latency_as_json(command):
     assert prepared["prepared"] is True
 
 
+def test_a_mistake_in_the_data_is_at_its_line(command, workplace):
+    (workplace / "bad.jsonl").write_text('{"word": "a"}\n{"word": "b"}\n{"wird": "c"}\n')
+    for more in ("", " --prepared"):
+        done = command(f"bench build --data bad.jsonl --device vm --latency --calls 2{more}")
+        assert done.code == 2 and done.error.startswith("bad.jsonl:3: error:"), done.error
+
+
 def test_tables(command):
     done = command(f"{BENCH} --latency --calls 3 --warmup 1 --batch 1,2")
     assert done.code == 0 and "3 calls behind 1" in done.out and "p99" in done.out

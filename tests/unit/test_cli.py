@@ -187,7 +187,7 @@ def test_going_on_from_a_checkpoint(command, workplace):
     assert all(np.array_equal(whole[name], half[name]) for name in whole)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_saves_and_can_be_resumed(command, workplace, monkeypatch, number):
     launch, count = Launches.start, []
 

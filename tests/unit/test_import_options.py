@@ -112,6 +112,11 @@ def test_unknown_format(tmp_path: Path) -> None:
     with pytest.raises(DiagnosticError) as caught:
         import_file("ptb-tree", tmp_path / "a", tmp_path / "b")
     assert str(caught.value) == "error: unknown format 'ptb-tree'; did you mean 'ptb-trees'?"
+    with pytest.raises(DiagnosticError) as caught:
+        import_file("conllu", "a", "b")
+    assert (
+        str(caught.value) == "error: unknown format 'conllu'; did you mean 'conllu-trees' or 'conllu-words'?"
+    )
 
 
 def test_the_help_names_every_format() -> None:

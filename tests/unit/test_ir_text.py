@@ -39,6 +39,11 @@ def test_odd_names_and_numbers_round_trip():
     slow = attrs.evolve(odd, name="rate", frozen=False, rate=0.1)
     program = attrs.evolve(program, name="seed", parameters=(*program.parameters, odd, slow, odd))
     assert parse_program(print_program(program)) == program
+    for name in ("nan", "inf", "nan.inf", "nano", "infer", "inf_", "e5"):
+        named = attrs.evolve(
+            program, name=name, parameters=(*program.parameters, attrs.evolve(odd, name=name))
+        )
+        assert parse_program(print_program(named)) == named
 
 
 def test_a_cell_reads_well():

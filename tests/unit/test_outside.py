@@ -11,6 +11,7 @@ import dnc
 import dnc.kernel_cache
 from dnc.compiler import compile_model
 from dnc.diagnostics import DiagnosticError
+from dnc.runtime.data import describe
 from tests.support.models import EXAMPLES, SUPPORT
 
 LEAF: dict[str, Any] = {}
@@ -150,6 +151,16 @@ def test_what_hands_in_nothing_is_refused(tmp_path, name):
         f"error: {name}: the program pulls Tree.x, which is not in the data\n"
         "  vectors are handed in with Model.forward, and trained on with Model.backward behind it"
     )
+
+
+def test_data_that_have_what_is_pulled(model):
+    told = describe(model.program)
+    assert "Tree (root) = Leaf() | Node(" in told and "not in the data: Tree.x" in told
+    for sample in ({"x": [1, 2, 3]}, {"Tree": {"arm": ["Leaf"], "x": [[1, 2, 3]]}, "root": 0}):
+        with pytest.raises(
+            DiagnosticError, match=r"'x' of (Leaf|Tree) is pulled: it is handed in with every"
+        ):
+            model.read([sample])
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ def test_models_are_valid(model):
         ("tree", "= table E word", "= table E ward", "input %x: struct Tree has no field 'ward'"),
         ("tree", "c at (left)", "c at (word)", "'word' of Tree is a token, expected a vertex"),
         ("tree", "c at (left)", "d at (left)", "there is no state encode.d"),
+        ("tree", "  state c = %mul\n", "", "no stage over 'Tree.Leaf' makes 'c' of 'encode'"),
         ("tree", "field label at ()", "field word at ()", "input %label: arm Node has no field 'word'"),
         ("tree", "  state h = %mul_1\n", "  state h = %add\n", "result %add: found f32[9], expected f32[3]"),
         ("tree", "  state h = %mul_1\n", "  loss = %mul_1\n", "result %mul_1: found f32[3], expected f32[]"),

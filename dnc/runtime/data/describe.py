@@ -14,7 +14,7 @@ from dnc.ir.forest import target_of
 from dnc.ir.program import Program
 from dnc.ir.structure import CHILD, LIST, OPTIONAL, TOKEN, VECTOR, Field
 from dnc.runtime.data.examples import examples
-from dnc.runtime.data.layout import in_data
+from dnc.runtime.data.layout import handed_in, in_data
 from dnc.runtime.data.reader import Dataset
 
 
@@ -25,6 +25,9 @@ def describe(program: Program) -> str:
     for struct in map(in_data, program.structs):
         arms = " | ".join(f"{arm.name}({', '.join(map(_declared, arm.fields))})" for arm in struct.arms)
         lines.append(f"  {struct.name}{' (root)' if struct.name == program.root else ''} = {arms}")
+    pulled = [f"{each.name}.{name}" for each in program.structs for name in sorted(handed_in(each))]
+    if pulled:
+        lines.append(f"Handed in with every batch, and not in the data: {', '.join(pulled)}")
     lines += ["Nested form:", f"  {nested}", "Flat form (any depth, shared vertices; children are indices):"]
     lines.append(f"  {flat}")
     return "\n".join(lines)

@@ -16,7 +16,7 @@ import attrs
 from dnc.ir.structure import ARM, DATA_KINDS, LIST, ROOT, Field, Struct
 from dnc.runtime.data.columns import Columns
 from dnc.runtime.data.graph import Edges, post_order
-from dnc.runtime.data.layout import Layout, as_optional, field_names, unknown_field
+from dnc.runtime.data.layout import Layout, as_optional, field_names
 from dnc.runtime.data.problems import Problem, kind_of, names, shortened, shown, suggestion
 
 
@@ -90,7 +90,7 @@ def _table(struct: Struct, value: Any, layout: Layout) -> _Table:
     columns: dict[str, list[Any]] = {}
     for key, column in value.items():
         if key not in known:
-            raise Problem(unknown_field(struct.name, key, known))
+            raise Problem(layout.unknown_field(struct, struct.name, key, known))
         if column is None:
             continue
         if type(column) is not list:

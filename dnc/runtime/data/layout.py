@@ -28,7 +28,8 @@ class Layout:
     targets: vectors, as (struct, field), that only losses and metrics read. root_labels: classes of the
     root's struct that are read at the sample's root alone, and may be missing elsewhere. inputs: classes, as
     (struct, field), that outputs are worked out from, so that they have to be there to predict, too;
-    root_inputs: those of the root's struct that outputs read at the root alone.
+    root_inputs: those of the root's struct that outputs read at the root alone. pulled: by struct, the fields
+    that are handed in with every batch, and are not in the data.
     """
 
     structs: dict[str, Struct]
@@ -42,6 +43,7 @@ class Layout:
     root_labels: frozenset[str]
     inputs: frozenset[tuple[str, str]]
     root_inputs: frozenset[str]
+    pulled: dict[str, frozenset[str]]
 
     @property
     def has_ids(self) -> bool:
@@ -118,15 +120,26 @@ class Layout:
             raise Problem(f"{struct.name} has no arm {found}, only {names(known)}{hint}")
         return known.index(name)
 
+    def unknown_field(self, struct: Struct, owner: str, key: str, known: Collection[str]) -> str:
+        """The message for a key that is no field of an arm or a struct, called `owner`."""
+        if key in self.pulled.get(struct.name, ()):
+            return f"'{key}' of {owner} is pulled: it is handed in with every batch, and not in the data"
+        hint = suggestion(key, known)
+        if not hint:
+            hint = f"; its fields are {names(sorted(known))}" if known else "; it has no fields"
+        return f"{owner} has no field '{shortened(key)}'{hint}"
+
     def _fits(self, struct: Struct, arm: Arm, keys: frozenset[str], nulls: Collection[str]) -> None:
         for key in sorted(keys - field_names(arm)):
-            raise Problem(unknown_field(arm.name, key, [field.name for field in arm.fields]))
+            raise Problem(self.unknown_field(struct, arm.name, key, [field.name for field in arm.fields]))
         for name in self.required(struct, arm):
             if name not in keys:
                 raise missing_field(arm, name, nulls)
 
     def _no_arm(self, struct: Struct, keys: frozenset[str], nulls: Collection[str]) -> Problem:
         known = struct.fields
+        for key in sorted(keys & self.pulled.get(struct.name, frozenset())):
+            return Problem(self.unknown_field(struct, struct.name, key, ()))
         lacks = [
             (arm, [name for name in self.required(struct, arm) if name not in keys])
             for arm in struct.arms
@@ -144,10 +157,13 @@ class Layout:
             if field_names(arm) >= keys - set(unknown) >= set(self.required(struct, arm))
         ]
         if unknown and len(whole) == 1 and len(unknown) < len(keys):
-            return Problem(unknown_field(whole[0].name, unknown[0], field_names(whole[0])))
+            found = self.unknown_field(struct, whole[0].name, unknown[0], field_names(whole[0]))
+            return Problem(found)
         if len(unknown) == 1 and len(keys) > 1 and suggestion(unknown[0], set(known) - keys):
-            return Problem(unknown_field(struct.name, unknown[0], set(known) - keys))
-        expected = "; ".join(f"{arm.name} expects {names(self.required(struct, arm))}" for arm in struct.arms)
+            return Problem(self.unknown_field(struct, struct.name, unknown[0], set(known) - keys))
+        expected = "; ".join(
+            f"{arm.name} expects {names(self.required(struct, arm)) or 'nothing'}" for arm in struct.arms
+        )
         found = f"the fields {names(sorted(keys))}" if keys else "no fields"
         foreign = (
             "; is this the data of another program?" if unknown and 2 * len(unknown) >= len(keys) else ""
@@ -174,14 +190,6 @@ def field_names(arm: Arm) -> frozenset[str]:
     return frozenset(field.name for field in arm.fields)
 
 
-def unknown_field(owner: str, key: str, known: Collection[str]) -> str:
-    """The message for a key that is no field."""
-    hint = suggestion(key, known)
-    if not hint:
-        hint = f"; its fields are {names(sorted(known))}" if known else "; it has no fields"
-    return f"{owner} has no field '{shortened(key)}'{hint}"
-
-
 def in_data(struct: Struct) -> Struct:
     """A struct without what is handed in for every batch."""
     arms = (
@@ -189,3 +197,9 @@ def in_data(struct: Struct) -> Struct:
         for arm in struct.arms
     )
     return attrs.evolve(struct, arms=tuple(arms))
+
+
+def handed_in(struct: Struct) -> frozenset[str]:
+    """The names of pulled fields: not of those for gradients of pushed values, which no program can write."""
+    outside = (name for name, field in struct.fields.items() if field.kind == OUTSIDE)
+    return frozenset(name for name in outside if name.isidentifier())

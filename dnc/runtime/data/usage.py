@@ -29,7 +29,7 @@ from dnc.ir.program import (
 )
 from dnc.ir.reads import closure, makers, needed
 from dnc.ir.structure import ARM, CLASS, FIRST, LAST, LIST, NEXT, PREVIOUS, VECTOR, VERTEX_KINDS, Struct
-from dnc.runtime.data.layout import Layout, in_data
+from dnc.runtime.data.layout import Layout, handed_in, in_data
 
 BESIDE = (SavedOutput, FollowOutput)
 """What a stage of any kind may have beside its own outputs."""
@@ -228,4 +228,5 @@ def layout_of(program: Program, labels_required: bool = True) -> Layout:
         _root_labels(program, structs),
         inputs,
         root_inputs,
+        {name: handed_in(struct) for name, struct in structs.items()},
     )

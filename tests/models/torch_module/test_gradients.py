@@ -365,3 +365,24 @@ def test_what_nothing_learned_from_depends_on_has_zeros(tmp_path, more, sparse):
         assert net.F.grad.is_sparse == sparse and not net.F.grad.to_dense().any()
         assert net.F.grad.shape == net.F.shape
         assert net.E.grad.to_dense()[[4, 8]].all() and net.W.grad.any()
+
+
+def test_the_compiler_of_torch_leaves_a_module_alone(both):
+    """What stands around it is compiled, and gradients flow through."""
+    net, data = both
+    head, whole = torch.nn.Linear(4, 2), torch.compile(net, backend="eager")
+    x = torch.randn(6, 3, requires_grad=True)
+
+    def loss(of):
+        return head(of(data, x)["top"]).square().sum()
+
+    found = []
+    for function, of in ((loss, net), (torch.compile(loss, backend="eager"), net), (loss, whole)):
+        value = function(of)
+        value.backward()
+        found.append((value, x.grad, net.U.grad))
+        x.grad = net.U.grad = None
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
+    labels = torch.compile(lambda: net.predict(data, x), backend="eager")()
+    assert torch.equal(labels["label"], net.predict(data, x)["label"])
