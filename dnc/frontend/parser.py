@@ -54,10 +54,13 @@ def parse_partly(source: Source) -> tuple[syntax.Model, tuple[Diagnostic, ...]]:
     source = Source(source.name, source.text.replace("\r\n", "\n"))
     declarations: list[syntax.Declaration] = []
     errors: list[Diagnostic] = list(_tabs(source))
-    broken = False
+    broken, tabs = False, {found.span.line for found in errors if found.span}
     for line, text in _chunks(source.text.replace("\t", " ")):
         word = text.split(maxsplit=1)[0] if text.split() else ""
         continues = word not in DECLARATION_WORDS
+        tabbed = not tabs.isdisjoint(
+            range(line, line + text.count("\n") + 1)
+        )  # what else is wrong comes of it
         try:
             tree = grammar().parse("\n" * (line - 1) + text)
             declarations.append(Converter(source).declaration(tree))
@@ -66,11 +69,10 @@ def parse_partly(source: Source) -> tuple[syntax.Model, tuple[Diagnostic, ...]]:
             errors += error.diagnostics
             broken = False
         except lark.UnexpectedInput as error:
-            if not (broken and continues):
+            if not (broken and continues) and not tabbed:
                 errors.append(_explain(source, line, text, error))
             broken = True
         except LayoutError as error:
-            tabbed = any(found.span and found.span.line == error.token.line for found in errors)
             if not (broken and continues) and not tabbed:
                 errors.append(Diagnostic(error.message, _token_span(source, error.token)))
             broken = True

@@ -17,9 +17,9 @@ from typing import Any
 import msgspec
 
 from dnc.diagnostics import fail
-from dnc.ir.optimizers import CLIP, SETTINGS
+from dnc.ir.optimizers import CLIP, OPTIMIZERS, SETTINGS
 from dnc.runtime.atomic import write_atomically
-from dnc.runtime.rates import decay_of
+from dnc.runtime.rates import KINDS, decay_of
 from dnc.runtime.toml_file import read_toml
 
 # What belongs to a value of an option: another value has defaults of its own.
@@ -31,6 +31,7 @@ PATHS = ("build", "data", "dev", "weights", "checkpoint")
 TABLES = ("embeddings", "vocabulary")  # of paths by name
 WANTED = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 FROM_ZERO = ("seed", "warmup")
+CHOICES = {"optimizer": tuple(OPTIMIZERS), "schedule": tuple(KINDS)}
 MOST_SHOWN = 40  # letters of a value in a message
 # What a run begins with.
 BEGINNING = ("weights", "embeddings", "vocabulary", "min_count", "checkpoint")
@@ -133,6 +134,9 @@ def read_config(path: str | Path) -> RunConfig:
         _check(path, key, value)
         if key in PATHS and not value:
             raise fail(f'{_place(path, key)}: {key} is "", expected a path')
+        choices = CHOICES.get(key, (value,))
+        if value not in choices:
+            raise fail(f"{_place(path, key)}: {key} is {_shown(value)}, expected one of {', '.join(choices)}")
         wrong = _out_of_range(key, value, values.get("schedule"))
         if wrong is not None:
             raise fail(f"{_place(path, key)}: {key} is {_shown(value)}, {wrong}")

@@ -27,6 +27,8 @@ TRAIN = "run build --data train.jsonl --device vm --batch 4"
         ("lr = true", "run.toml:1: lr is true, expected a number"),
         ("tensorboard = 1", "run.toml:1: tensorboard is 1, expected true or false"),
         ("# all\n\n[data]\na = 1", "run.toml:3: data is a table, expected a text"),
+        ("lr = 1\nschedule = 'cosin'", 'run.toml:2: schedule is "cosin", expected one of constant, step,'),
+        ("optimizer = 'adamm'", 'run.toml:1: optimizer is "adamm", expected one of sgd, momentum,'),
         ("embeddings = [1]", "run.toml:1: embeddings is a list, expected a table of paths by name"),
         ("vocabulary = 'x'", 'run.toml:1: vocabulary is "x", expected a table of paths by name'),
         ("[embeddings]\nE = 3", "run.toml:1: embeddings is a table, expected a table of paths by name"),
