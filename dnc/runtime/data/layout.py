@@ -165,6 +165,7 @@ class Layout:
             f"{arm.name} expects {names(self.required(struct, arm)) or 'nothing'}" for arm in struct.arms
         )
         found = f"the fields {names(sorted(keys))}" if keys else "no fields"
+        found += f" ({names(sorted(nulls))} null)" if nulls else ""
         foreign = (
             "; is this the data of another program?" if unknown and 2 * len(unknown) >= len(keys) else ""
         )
