@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,12 +120,13 @@ def check_path(path: object, what: str) -> None:
 
 
 def check_noted(*paths: str | Path) -> None:
-    """DiagnosticError where a path is no text, so that no file of ours can name it."""
+    """DiagnosticError where the bytes of a path are no text, so that no file of ours can name it."""
     for path in paths:
         try:
             str(path).encode()
         except UnicodeEncodeError:
-            raise fail(f"{path}: is not UTF-8, and what is written here has to name it") from None
+            found = f"{path}: is not {sys.getfilesystemencoding().upper()}"
+            raise fail(f"{found}, and what is written here has to name it") from None
 
 
 def unreadable(error: OSError) -> str:

@@ -28,7 +28,15 @@ from dnc.runtime.data.vocabulary import UNKNOWN
 from dnc.runtime.initialize import initialize, shapes
 from dnc.runtime.predictions import metric_classes
 from dnc.runtime.run_config import RunConfig
-from dnc.runtime.run_folder import LAST, RunFolder, check_nothing_lost, new_run, run_checkpoint
+from dnc.runtime.run_folder import (
+    LAST,
+    RUNS,
+    RunFolder,
+    check_named,
+    check_nothing_lost,
+    new_run,
+    run_checkpoint,
+)
 from dnc.runtime.weights import (
     Gathered,
     WeightMap,
@@ -114,7 +122,9 @@ def import_weights(
     if run_dir is not None:
         check_nothing_lost(run_dir)
     # A folder that an import has left without weights, as on a full disk, is none that holds a run.
-    folder = RunFolder(run_dir or new_run(opened.model), again=True, config=RunConfig(build=str(build)))
+    config = RunConfig(build=str(build))
+    check_named(run_dir or RUNS, config)
+    folder = RunFolder(run_dir or new_run(opened.model), again=True, config=config)
     try:
         folder.keep_vocabularies(known)
         checkpoint = folder.checkpoint(LAST)

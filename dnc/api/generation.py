@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,7 +20,7 @@ from dnc.api.words import ending_of, words_output
 from dnc.diagnostics import Diagnostic, DiagnosticError, fail
 from dnc.ir.forest import target_of
 from dnc.ir.noise import step_noise
-from dnc.ir.structure import CLASS, LIST, TOKEN
+from dnc.ir.structure import CLASS, LIST, TOKEN, Arm, Struct
 from dnc.runtime.carried import carried
 from dnc.runtime.data import Layout
 from dnc.runtime.data.flat import is_flat
@@ -114,7 +115,7 @@ def _list_of(model: Model, name: str | None) -> str:
         if field.kind == LIST:
             element = layout.structs[target_of(root, field.name)]
             given[field.name] = sorted(
-                {each for arm in element.arms for each in layout.required(element, arm)}
+                {each for arm in element.arms for each in _given(layout, element, arm)}
             )
     made = [each for each, fields in given.items() if not fields]
     if name is None:
@@ -132,6 +133,13 @@ def _list_of(model: Model, name: str | None) -> str:
             *(hint for kind, hint in INSTEAD.items() if kind in kinds),
         )
     return name
+
+
+def _given(layout: Layout, element: Struct, arm: Arm) -> list[str]:
+    """The fields of an element that only data can give: those that may be missing among them, as every one
+    would be."""
+    fields = tuple(attrs.evolve(field, may_miss=False) for field in arm.fields)
+    return layout.required(element, attrs.evolve(arm, fields=fields))
 
 
 def _checked(samples: Sequence[Sample], field: str, layout: Layout) -> list[Sample]:

@@ -24,7 +24,16 @@ from dnc.runtime.outside import check_unaided
 from dnc.runtime.phases import RESULT_KINDS, TRAIN
 from dnc.runtime.rates import RateSchedule
 from dnc.runtime.run_config import RunConfig
-from dnc.runtime.run_folder import CONFIG, METRICS, RunFolder, check_free, lies_in, new_run
+from dnc.runtime.run_folder import (
+    CONFIG,
+    METRICS,
+    RUNS,
+    RunFolder,
+    check_free,
+    check_named,
+    lies_in,
+    new_run,
+)
 from dnc.runtime.trainer import Event, Trainer, TrainOptions, score_name
 
 if TYPE_CHECKING:
@@ -150,14 +159,16 @@ def train(
         lambda: interrupts.asked() or stop(),
         tick,
     )
-    place = run_dir or new_run(model.build.model)
     asked = asked_for(model, config or RunConfig(), data, dev, options, tensorboard)
     kept: tuple[RunConfig | None, str] = None, ""
-    if not (trainer.exhausted() and (Path(place) / CONFIG).exists()):  # else there is nothing new to keep
-        if resumed is not None and lies_in(resumed, place):
-            kept = gone_on(model, asked, Path(place), others, None if measures is None else course)
+    is_there = run_dir is not None and (Path(run_dir) / CONFIG).exists()
+    if not (trainer.exhausted() and is_there):  # else there is nothing new to keep
+        if resumed is not None and run_dir is not None and lies_in(resumed, run_dir):
+            kept = gone_on(model, asked, Path(run_dir), others, None if measures is None else course)
         else:
             kept = begun(model, asked, samples, dev is not None)
+    check_named(run_dir or RUNS, kept[0])  # before a folder is made
+    place = run_dir or new_run(model.build.model)
     folder = RunFolder(place, resumed, model.position.step, again, *kept)
     assert model.vocabularies is not None
     folder.keep_vocabularies(model.vocabularies)

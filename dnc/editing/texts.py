@@ -94,7 +94,7 @@ def field(found: Field) -> str:
         number = f" = {found.width}" if symbolic(found.width) != str(found.width) else ""
         return f"{found.name}: {word}<{symbolic(found.width)}>{number}"
     if found.dimension is not None:
-        return f"{found.name}: {_indexed(found.kind, found.dimension)}"
+        return f"{found.name}: {_indexed(found.kind, found.dimension, '?' * found.may_miss)}"
     return f"{found.name}: {field_text(found)}"
 
 
@@ -110,9 +110,9 @@ def struct(found: Struct) -> str:
     return begin + f"\n{' ' * (len(begin) - 2)}| ".join(arm(each) for each in found.arms)
 
 
-def _indexed(kind: str, dimension: Dimension) -> str:
+def _indexed(kind: str, dimension: Dimension, mark: str = "") -> str:
     size = "" if dimension.size is None or str(dimension.size) == dimension.name else f" = {dimension.size}"
     name = symbolic(dimension.size) if dimension.name.isdigit() and dimension.size else dimension.name
     if name != dimension.name and dimension.size is not None:
         size = f" = {int(dimension.size)}"
-    return f"{kind}<{name}>{size}"
+    return f"{kind}<{name}>{mark}{size}"

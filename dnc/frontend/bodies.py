@@ -155,7 +155,7 @@ class Body:
                 names[name.text] = None
                 complete = False
                 continue
-            if isinstance(value, typed.VertexUse):
+            if isinstance(value, typed.VertexUse) or _is_number(value):
                 names[name.text] = value
                 continue
             self.assignments.append((name.text, value))
@@ -220,3 +220,8 @@ class Body:
             )
             for i in range(pieces)
         ]
+
+
+def _is_number(value: Expression) -> bool:
+    """Whether it is a token, a class or an index of the data, which rows and stacks are read by."""
+    return isinstance(value, typed.FieldUse) and isinstance(value.type, typed.Index)

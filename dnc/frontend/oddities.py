@@ -45,7 +45,7 @@ def warn_of_oddities(model: CheckedModel, report: Report) -> None:
                     _warn_of_other_classes(model, logits, label, report)
                 case Apply(opcode="kl_divergence", operands=(target, logits)):
                     _warn_of_softmax(model, "kl_divergence", logits, named, report)
-                    _warn_of_order(target, logits, report)
+                    _warn_of_order(model, target, logits, named, report)
                 case Apply(opcode="row", operands=(_, index)):
                     _warn_of_choice(index, named, report)
                 case _:
@@ -87,7 +87,8 @@ def _named(body: Expression) -> dict[str, Expression]:
 def _warn_of_softmax(
     model: CheckedModel, loss: str, logits: Expression, named: Mapping[str, Expression], report: Report
 ) -> None:
-    """These losses take logits: a softmax before one is applied twice, and learns badly."""
+    """These losses take logits: a softmax in front of one is applied twice, and learns badly; log_softmax is
+    for nothing."""
     for value in _values(model, _looked_up(logits, named), set()):
         if isinstance(value, Apply) and value.opcode in ("softmax", "log_softmax"):
             report.warning(
@@ -97,14 +98,27 @@ def _warn_of_softmax(
             )
 
 
-def _warn_of_order(target: Expression, logits: Expression, report: Report) -> None:
-    """A distribution is hardly computed, and logits hardly stand in the data."""
-    if isinstance(logits, FieldUse) and not isinstance(target, FieldUse):
+def _warn_of_order(
+    model: CheckedModel,
+    target: Expression,
+    logits: Expression,
+    named: Mapping[str, Expression],
+    report: Report,
+) -> None:
+    """Where logits stand in the data, what is computed is a softmax: of the logits of another model."""
+    first, second = (list(_values(model, _looked_up(each, named), set())) for each in (target, logits))
+    given = [each.field for each in second if isinstance(each, FieldUse)]
+    softmax = any(isinstance(each, FieldUse) or _is_softmax(each) for each in first)
+    if given and not softmax:
         report.warning(
-            f"kl_divergence takes the distribution first, then the logits; '{logits.field}' of the data is "
+            f"kl_divergence takes the distribution first, then the logits; '{given[0]}' of the data is "
             "taken for logits",
             logits.span,
         )
+
+
+def _is_softmax(value: Expression) -> bool:
+    return isinstance(value, Apply) and value.opcode in ("softmax", "exp")
 
 
 def _warn_of_other_classes(

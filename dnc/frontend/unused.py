@@ -66,4 +66,6 @@ def _warn_of_names(model: CheckedModel, report: Report) -> None:
         for block in (each for each in found if isinstance(each, Let)):
             for name, value in block.assignments:
                 if name not in read:
-                    report.warning(f"'{name}' is never used", value.span)
+                    parts = sum(other.span == value.span for _, other in block.assignments) > 1
+                    hint = "; a part that nothing needs is called _" if parts else ""
+                    report.warning(f"'{name}' is never used{hint}", value.span)

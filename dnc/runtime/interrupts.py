@@ -1,4 +1,5 @@
-"""Ctrl-C while training: the first one asks for a clean end, the second one ends at once.
+"""Ctrl-C while training: the first one asks for a clean end, the second one ends at once; SIGHUP never does,
+as a terminal that is closed may send several, or one beside SIGTERM.
 
 In: SIGINT, SIGTERM (as batch systems send before they take a machine away), or SIGHUP (as a terminal
 sends that is closed), while the context is open. Out: whether one came. Guaranteed: the handlers before
@@ -15,6 +16,7 @@ from typing import Any
 
 # The signals, and who handles them if nobody asked for them.
 SIGNALS = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+ENDING = tuple(SIGNALS)  # at once, when it is the second one
 if hasattr(signal, "SIGHUP"):  # Windows has none; nohup ignores it, and that stays so
     SIGNALS[signal.SIGHUP] = signal.SIG_DFL
 
@@ -24,12 +26,12 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.code = 0
-        self._count = 0
+        self._count = 0  # without SIGHUP
         self._before: dict[signal.Signals, Any] = {}
 
     def asked(self) -> bool:
         """Whether an interrupt came."""
-        return self._count > 0
+        return self.code > 0
 
     def go_on(self) -> None:
         """Ends as an interrupt would have, had it not been noted: KeyboardInterrupt, or SystemExit."""
@@ -39,7 +41,7 @@ class Interrupts:
             raise SystemExit(self.code)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self._count += 1
+        self._count += number in ENDING
         self.code = 128 + number
         if self._count > 1:
             raise KeyboardInterrupt

@@ -69,6 +69,11 @@ def _check_run_reads(path: str | Path, folder: Path) -> None:
         raise fail(f"{path}: is read by the run in {folder} and would be lost; choose another file to write")
 
 
+def check_named(path: str | Path, config: RunConfig | None) -> None:
+    """DiagnosticError where no file of a run can name its folder, or what it is trained on."""
+    check_noted(*map(os.path.abspath, [path, *files_of(config or RunConfig())]))
+
+
 class RunFolder:
     """An open run.
 
@@ -87,7 +92,6 @@ class RunFolder:
         why: str = "",
     ) -> None:
         check_path(path, "a run folder")
-        check_noted(*map(os.path.abspath, [path, *files_of(config or RunConfig())]))
         self.path = Path(path)
         check_outside(self.path / METRICS, self.path)
         own = resumed is not None and lies_in(resumed, self.path)

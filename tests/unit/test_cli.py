@@ -210,6 +210,23 @@ def test_an_interrupt_saves_and_can_be_resumed(command, workplace, monkeypatch, 
     assert all(np.array_equal(whole[name], parts[name]) for name in whole)
 
 
+@pytest.mark.parametrize("more", [[signal.SIGHUP], [signal.SIGHUP, signal.SIGTERM]])
+def test_a_terminal_that_is_closed_may_send_several(command, workplace, monkeypatch, more):
+    launch, count = Launches.start, []
+
+    def interrupted(self, schedules, batches):
+        count.append(1)
+        for number in [signal.SIGHUP, *more] if len(count) == 2 else []:
+            os.kill(os.getpid(), number)
+        return launch(self, schedules, batches)
+
+    monkeypatch.setattr(Launches, "start", interrupted)
+    monkeypatch.setattr("dnc.runtime.batches.GROUP_BATCHES", 1)
+    done = command(f"{TRAIN} --epochs 2 --run-dir parts")
+    assert done.code == 128 + more[-1] and "to go on: --resume parts\n" in done.error
+    assert done.events[-1] == {"event": "end", "finished": False, "step": 2}
+
+
 def test_an_interrupt_before_training_is_told(command, monkeypatch):
     def interrupted(*arguments, **options):
         raise KeyboardInterrupt

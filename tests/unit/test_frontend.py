@@ -329,3 +329,19 @@ def mutate(text: str, other: str, generator: random.Random) -> str:
     else:
         return text[:at]
     return "\n".join(lines)
+
+
+def test_tokens_and_indices_have_names(tmp_path):
+    """A row, and a parameter of a stack, are read by a name for a field as by the field."""
+    text = """model T(vocab = 5, d = 3, k = 2)
+struct Word = Word(form: token<vocab>, i: index<k>)
+param E: table[vocab, d], S: stack[k, d]
+fn g(w: Word) -> [d]:
+    t = w.form
+    j = w.i
+    E[t] + S[j]
+loss sum(w in root) sum(g(w))
+"""
+    plain = text.replace("    t = w.form\n    j = w.i\n    E[t] + S[j]", "    E[w.form] + S[w.i]")
+    named, expected = (load_program(Source("m.dn", each), {})[0] for each in (text, plain))
+    assert named == expected

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from dnc.diagnostics import DiagnosticError, Source
+from dnc.editing import texts
 from dnc.frontend.build import load_program
 from dnc.ir.parser import parse_program
 from dnc.ir.printer import print_program
-from dnc.runtime.data import describe, layout_of, read_samples
+from dnc.runtime.data import describe, layout_of, read_samples, summarize
 from tests.support.models import opened
 
 TEXT = """model M(vocab, kinds = 3, classes = 3, d = 4)
@@ -59,6 +60,44 @@ def test_what_is_missing_is_so_in_both_forms():
     assert table.data["kind"][leaves].tolist() == [2, 1, -1, -1, -1, -1, -1, -1, -1]
 
 
+def test_a_summary_counts_what_is_missing():
+    lines = summarize(read_samples(SAMPLES, program())).splitlines()
+    assert [line.strip() for line in lines if "missing" in line] == [
+        "Tree.word: 3 of 9 are missing",
+        "Tree.kind: 7 of 9 are missing",
+        "Tree.label: 9 of 14 are missing",
+    ]
+
+
+def test_fields_that_no_arm_needs():
+    text = """model A(k = 2)
+struct W = A(x: class<k>?, t: class<k>?) | B(y: class<k>?, t: class<k>?)
+struct S = S(ws: [W])
+param q: [k]
+loss sum(w in all(W)) cross_entropy(q, w.t)
+"""
+    with pytest.raises(DiagnosticError, match="A may have 'x', 't'; B may have 'y', 't'"):
+        read_samples([{"ws": [{"x": 1, "y": 1}]}], program(text))
+
+
+@pytest.mark.parametrize("kind", ["token", "class"])
+def test_what_outputs_read_is_not_made(tmp_path, kind):
+    """Each step would read that it is missing, and never what was chosen."""
+    shape = "table[vocab, d]" if kind == "token" else "[vocab, d]"
+    text = f"""model G(vocab = 4, d = 3)
+struct Word = Word(form: {kind}<vocab>?, seen: class<vocab>?)
+struct Text = Text(words: [Word])
+param E: {shape}, V: [vocab, d]
+fn h(w: Word) -> [d] = tanh(h(w.prev) + E[w.prev.form])
+loss sum(w in all(Word)) cross_entropy(V @ h(w), w.seen)
+output words = [argmax(V @ h(w)) for w in all(Word)]
+"""
+    model = opened(tmp_path, text, "vm")
+    model.attach([{"words": [{"form": 1, "seen": 2}, {}]}])
+    with pytest.raises(DiagnosticError, match="'words' cannot be made: data give every Word its form"):
+        model.generate([{}], 0)
+
+
 def test_without_the_mark_nothing_may_be_missing():
     for declared in ("label: class<classes>", "word: token<vocab>"):
         with pytest.raises(DiagnosticError, match=f"field '{declared[:5].strip(':')}.*' is (missing|null)"):
@@ -80,6 +119,8 @@ def test_it_is_written_as_it_was_read():
         program()
     )
     fields = layout_of(program()).structs["Tree"].fields
+    shown = [texts.field(field) for field in fields.values() if field.dimension is not None]
+    assert shown == ["word: token<vocab>?", "kind: class<kinds>? = 3", "label: class<classes>? = 3"]
     assert [name for name, field in fields.items() if field.may_miss] == ["word", "kind", "label"]
 
 

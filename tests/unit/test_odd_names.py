@@ -26,7 +26,8 @@ def odd(workplace):
 
 
 def test_names_that_no_run_can_note(command, odd, workplace):
-    for arguments in ((odd, "--run-dir", "run"), ("train.jsonl", "--run-dir", os.fsdecode(b"run\xff"))):
+    odd_run = os.fsdecode(b"run\xff")
+    for arguments in ((odd,), (odd, "--run-dir", "run"), ("train.jsonl", "--run-dir", odd_run)):
         done = command(RUN, *arguments)
         assert done.code == 2 and "is not UTF-8, and what is written here has to name it" in done.error
         assert not list(workplace.glob("run*"))

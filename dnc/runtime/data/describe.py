@@ -56,6 +56,7 @@ def summarize(dataset: Dataset) -> str:
         counts = np.bincount(forest.tables[name].arm, minlength=len(struct.arms))
         arms = ", ".join(f"{arm.name} {count:,}" for arm, count in zip(struct.arms, counts, strict=True))
         lines.append(f"  {name}: {counts.sum():,} vertices" + (f" ({arms})" if len(struct.arms) > 1 else ""))
+    lines += _missing(dataset)
     for name, levels in depths(dataset).items():
         lines.append(f"  depth of {name}: mean {levels.mean():.1f}, at most {levels.max()}")
     for name, vocabulary in dataset.vocabularies.items():
@@ -70,6 +71,20 @@ def summarize(dataset: Dataset) -> str:
         rare = f"; {unknown:,} of {tokens:,} tokens are <unk>" if unknown and vocabulary.words else ""
         lines.append(f"  {name}: {vocabulary.size:,} {what}{rare}")
     return "\n".join(lines)
+
+
+def _missing(dataset: Dataset) -> list[str]:
+    """Of every token and class that may be missing how many are: a line each."""
+    lines = []
+    for name, struct in dataset.forest.structs.items():
+        table = dataset.forest.tables[name]
+        for field in struct.fields.values():
+            if field.may_miss:
+                arms = [at for at, arm in enumerate(struct.arms) if arm.field(field.name) is not None]
+                found = table.data[field.name][np.isin(table.arm, arms)]
+                missing = np.count_nonzero(np.less(found, 0))
+                lines.append(f"  {name}.{field.name}: {missing:,} of {len(found):,} are missing")
+    return lines
 
 
 def _tokens(dataset: Dataset, dimension: str) -> tuple[int, int]:

@@ -136,6 +136,12 @@ class Layout:
             if name not in keys:
                 raise missing_field(arm, name, nulls)
 
+    def _expected(self, struct: Struct, arm: Arm) -> str:
+        """What an instance of an arm has."""
+        if required := self.required(struct, arm):
+            return f"{arm.name} expects {names(required)}"
+        return f"{arm.name} may have {names(field.name for field in arm.fields) or 'no fields'}"
+
     def _no_arm(self, struct: Struct, keys: frozenset[str], nulls: Collection[str]) -> Problem:
         known = struct.fields
         for key in sorted(keys & self.pulled.get(struct.name, frozenset())):
@@ -161,9 +167,7 @@ class Layout:
             return Problem(found)
         if len(unknown) == 1 and len(keys) > 1 and suggestion(unknown[0], set(known) - keys):
             return Problem(self.unknown_field(struct, struct.name, unknown[0], set(known) - keys))
-        expected = "; ".join(
-            f"{arm.name} expects {names(self.required(struct, arm)) or 'nothing'}" for arm in struct.arms
-        )
+        expected = "; ".join(self._expected(struct, arm) for arm in struct.arms)
         found = f"the fields {names(sorted(keys))}" if keys else "no fields"
         found += f" ({names(sorted(nulls))} null)" if nulls else ""
         foreign = (
