@@ -25,6 +25,7 @@ from dnc.frontend.typed import (
     TableRow,
 )
 from dnc.frontend.walk import below, walk
+from dnc.ir.structure import OUTSIDE
 
 CHOICE = "argmax"
 NEIGHBOURS = ("prev", "next")
@@ -53,10 +54,11 @@ def warn_of_oddities(model: CheckedModel, report: Report) -> None:
 
 
 def _warn_of_nothing(model: CheckedModel, report: Report) -> None:
-    """Losses through which no parameter learns: of choices and comparisons, of the data alone."""
+    """Losses through which no parameter learns, and nothing outside: of choices, of the data alone."""
     losses = [term for term in model.terms if term.kind == "loss"]
     fixed = {each.name for each in model.parameters if each.frozen or each.running}
     free = [each for each in model.parameters if each.name not in fixed]
+    pulled = {name for each in model.structs for name, field in each.fields.items() if field.kind == OUTSIDE}
     if not losses or not free or any(term.kind == PUSH for term in model.terms):
         return
     seen, todo = set[str](), [term.value for term in losses]
@@ -66,6 +68,8 @@ def _warn_of_nothing(model: CheckedModel, report: Report) -> None:
             continue  # no gradient goes through a choice
         match found:
             case ParameterUse(name=name) | TableRow(parameter=name) if name not in fixed:
+                return
+            case FieldUse(field=name) if name in pulled:
                 return
             case FunctionCall(function=name) | CellCall(cell=name) if name not in seen:
                 seen.add(name)
@@ -179,14 +183,15 @@ def _warn_of_choice(index: Expression, named: Mapping[str, Expression], report: 
 def _unscaled(scores: Expression, named: Mapping[str, Expression], products: bool) -> Expression:
     """Scores without what leaves zeros as they are, and the order of others: a temperature, softmax, a
     component; also without products with parameters if these do not matter, either."""
+    multiplied = False  # a softmax of zeros is none of zeros
     while True:
         match _looked_up(scores, named):
-            case ComponentUse(base=inner):
+            case ComponentUse(base=inner) | Apply(opcode="scale", operands=(inner,)):
                 scores = inner
-            case Apply(opcode="scale" | "softmax" | "log_softmax", operands=(inner,)):
+            case Apply(opcode="softmax" | "log_softmax", operands=(inner,)) if not multiplied:
                 scores = inner
             case Apply(opcode="matmul", operands=(ParameterUse(), inner)) if products:
-                scores = inner
+                scores, multiplied = inner, True
             case other:
                 return other
 

@@ -345,3 +345,15 @@ loss sum(w in root) sum(g(w))
     plain = text.replace("    t = w.form\n    j = w.i\n    E[t] + S[j]", "    E[w.form] + S[w.i]")
     named, expected = (load_program(Source("m.dn", each), {})[0] for each in (text, plain))
     assert named == expected
+
+
+def test_what_is_learned_outside_is_learned():
+    text = """model P(d = 2)
+struct W = W(x: pulled<d>)
+param q: [d]
+loss sum(w in root) sum(w.x * w.x)
+output y = sum(q)
+"""
+    assert load_program(Source("m.dn", text), {})[1] == ()
+    (warning,) = load_program(Source("m.dn", text.replace("pulled", "vector")), {})[1]
+    assert warning.message == "nothing is learned: no parameter has a gradient from a loss"
