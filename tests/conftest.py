@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 
@@ -36,3 +37,11 @@ def nothing_to_collect() -> None:
     """For what calls the garbage collector often: what the tests before have left is no work for it."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def hangs_up() -> Iterator[None]:
+    """SIGHUP ends this process: nohup, under which tests may run, has it ignored."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)

@@ -71,7 +71,8 @@ def _check_run_reads(path: str | Path, folder: Path) -> None:
 
 def check_named(path: str | Path, config: RunConfig | None) -> None:
     """DiagnosticError where no file of a run can name its folder, or what it is trained on."""
-    check_noted(*map(os.path.abspath, [path, *files_of(config or RunConfig())]))
+    with suppress(OSError):  # the working folder is gone, which is said by what cannot be written there
+        check_noted(*map(os.path.abspath, [path, *files_of(config or RunConfig())]))
 
 
 class RunFolder:

@@ -187,6 +187,7 @@ def test_going_on_from_a_checkpoint(command, workplace):
     assert all(np.array_equal(whole[name], half[name]) for name in whole)
 
 
+@pytest.mark.usefixtures("hangs_up")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_saves_and_can_be_resumed(command, workplace, monkeypatch, number):
     launch, count = Launches.start, []
@@ -210,6 +211,7 @@ def test_an_interrupt_saves_and_can_be_resumed(command, workplace, monkeypatch, 
     assert all(np.array_equal(whole[name], parts[name]) for name in whole)
 
 
+@pytest.mark.usefixtures("hangs_up")
 @pytest.mark.parametrize("more", [[signal.SIGHUP], [signal.SIGHUP, signal.SIGTERM]])
 def test_a_terminal_that_is_closed_may_send_several(command, workplace, monkeypatch, more):
     launch, count = Launches.start, []

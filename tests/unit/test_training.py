@@ -232,6 +232,7 @@ def test_a_run_whose_last_checkpoint_is_gone(command, workplace):
     assert last.read_bytes() == before
 
 
+@pytest.mark.usefixtures("hangs_up")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_interrupts_in_python_end_with_a_checkpoint(command, workplace, number):
     assert command(f"{TRAIN} --epochs 3 --run-dir whole").code == 0
