@@ -74,7 +74,7 @@ def generate_lines(
     name = output_of(model, field, output)
     words = named_classes(model.program, model.vocabularies or {}).get(name)
     last = int(end) if end not in (words or ()) and end.isascii() and end.isdecimal() else end
-    with _lines_of(str(data), [line for line, _ in numbered]):
+    with lines_of(str(data), [line for line, _ in numbered]):
         samples = [sample for _, sample in numbered]
         found = model.generate(samples, last, name, most=most, chunk=chunk, field=field, seed=seed)
     has_ids = model.reader.layout(labels_required=False).has_ids
@@ -82,7 +82,7 @@ def generate_lines(
 
 
 @contextmanager
-def _lines_of(path: str, lines: Sequence[int]) -> Iterator[None]:
+def lines_of(path: str, lines: Sequence[int]) -> Iterator[None]:
     """What is found wrong with samples that were read from a file, at their lines there."""
     try:
         yield

@@ -43,7 +43,8 @@ def bench(
 ) -> None:
     """Time predictions, copies and encoding included."""
     from dnc import api
-    from dnc.api.bench import as_json, measure_latency, measure_throughput, read_structures
+    from dnc.api.bench import as_json, measure_latency, measure_throughput, read_lines
+    from dnc.api.outputs import lines_of
 
     if latency == throughput:
         raise fail("expected one of --latency and --throughput")
@@ -61,9 +62,13 @@ def bench(
         if not least <= value < 2**31:
             raise fail(f"{option}: found {value}, expected {least} or more")
     sizes = [_size(text) for text in (names_of("--batch", batch) or ("1",))]
-    samples = read_structures(data) if latency else []
+    numbered = read_lines(data) if latency else []
+    samples = [sample for _, sample in numbered]
     model = api.load(build, device, checkpoint=checkpoint, seed=seed, replicas=replicas, workers=workers)
-    if latency or model.vocabularies is None:  # a mistake is at its line, whatever sample a call has
+    if latency:  # a mistake is at its line, whatever sample a call has
+        with lines_of(str(data), [line for line, _ in numbered]):
+            model.read(samples, labels_required=False)
+    elif model.vocabularies is None:
         model.read(data, labels_required=False)
     found: list[Latency | Throughput] = []
     for size in sizes:

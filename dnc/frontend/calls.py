@@ -207,11 +207,8 @@ class Calls:
             hint = f"; a row of a table is {name}[token]" if table else ""
             self.report.error(f"'{name}' is a value and cannot be called{hint}", function.span)
         elif name in declarations.states:
-            components = "h = ..., one a line"
-            self.report.error(
-                f"'{name}' is a state, which no call makes; a block assigns its components: {components}",
-                function.span,
-            )
+            found = f"'{name}' is a state, which no call makes"
+            self.report.error(f"{found}; a block assigns its components: h = ..., one a line", function.span)
         elif name.lower() in CALLS_ELSEWHERE:
             self.report.error(f"unknown function '{name}'; {CALLS_ELSEWHERE[name.lower()]}", function.span)
         elif name in LINKS:

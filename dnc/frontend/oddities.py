@@ -112,8 +112,7 @@ def _warn_of_order(
     """Where logits stand in the data, what is computed is a softmax: of the logits of another model."""
     first, second = (list(_values(model, _looked_up(each, named), set())) for each in (target, logits))
     given = [each.field for each in second if isinstance(each, FieldUse)]
-    softmax = any(isinstance(each, FieldUse) or _is_softmax(each) for each in first)
-    if given and not softmax:
+    if given and not any(_is_distribution(each) for each in first):
         report.warning(
             f"kl_divergence takes the distribution first, then the logits; '{given[0]}' of the data is "
             "taken for logits",
@@ -121,8 +120,9 @@ def _warn_of_order(
         )
 
 
-def _is_softmax(value: Expression) -> bool:
-    return isinstance(value, Apply) and value.opcode in ("softmax", "exp")
+def _is_distribution(value: Expression) -> bool:
+    """Whether it may be one: what stands in the data, and what is made of logits."""
+    return isinstance(value, FieldUse) or (isinstance(value, Apply) and value.opcode in ("softmax", "exp"))
 
 
 def _warn_of_other_classes(

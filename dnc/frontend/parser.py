@@ -58,9 +58,8 @@ def parse_partly(source: Source) -> tuple[syntax.Model, tuple[Diagnostic, ...]]:
     for line, text in _chunks(source.text.replace("\t", " ")):
         word = text.split(maxsplit=1)[0] if text.split() else ""
         continues = word not in DECLARATION_WORDS
-        tabbed = not tabs.isdisjoint(
-            range(line, line + text.count("\n") + 1)
-        )  # what else is wrong comes of it
+        own = range(line, line + text.count("\n") + 1)
+        tabbed = not tabs.isdisjoint(own)  # what else is wrong comes of it
         try:
             tree = grammar().parse("\n" * (line - 1) + text)
             declarations.append(Converter(source).declaration(tree))

@@ -49,11 +49,11 @@ ELSEWHERE = {
 
 
 class _Impossible(Exception):
-    """What cannot be done for every child. found: what that is."""
+    """What cannot be done for every child. found: what that is; of: what it could be done with, in words."""
 
-    def __init__(self, found: str, span: Span) -> None:
+    def __init__(self, found: str, span: Span, of: str = "") -> None:
         super().__init__(found)
-        self.found, self.span = found, span
+        self.found, self.span, self.of = found, span, of
 
 
 class Reductions:
@@ -124,10 +124,9 @@ class Reductions:
         try:
             return body_of.listed(found)
         except _Impossible as impossible:
-            of = " of vectors and scalars" if impossible.found.endswith("of matrices") else ""
             self.report.error(
                 f"{whose} has {impossible.found}, expected calls on '{variable}' "
-                f"and element-wise operations{of}",
+                f"and element-wise operations{impossible.of}",
                 impossible.span,
                 "move the computation into a function of the child",
             )
@@ -200,7 +199,7 @@ class _Body:
             raise _Impossible(IMPOSSIBLE.get(found.opcode, other), found.span)
         if any(isinstance(each.type, TensorType) and len(each.type.shape) > 1 for each in found.operands):
             called = OPERATORS.get(found.opcode, f"'{found.opcode}'")
-            raise _Impossible(f"{called} of matrices", found.span)
+            raise _Impossible(f"{called} of matrices", found.span, " of vectors and scalars")
         lists = [self.listed(each) if self.reads_child(each) else None for each in found.operands]
         some = next(each for each in lists if each is not None)
         pairs = zip(lists, found.operands, strict=True)

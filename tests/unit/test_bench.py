@@ -1,6 +1,8 @@
 """dnc bench: what it measures and prints, on the reference VM, which has no time of its own."""
 
 import json
+import os
+import threading
 
 import numpy as np
 import pytest
@@ -35,6 +37,19 @@ def test_a_mistake_in_the_data_is_at_its_line(command, workplace):
     for more in ("", " --prepared"):
         done = command(f"bench build --data bad.jsonl --device vm --latency --calls 2{more}")
         assert done.code == 2 and done.error.startswith("bad.jsonl:3: error:"), done.error
+
+
+def test_data_come_through_a_pipe(command, workplace):
+    """They are read once."""
+    command("run build --data train.jsonl --device vm --epochs 1 --run-dir run")
+    os.mkfifo("pipe")
+    text = (workplace / "train.jsonl").read_text()
+    writer = threading.Thread(target=lambda: (workplace / "pipe").write_text(text), daemon=True)
+    writer.start()
+    done = command(
+        "bench build --data pipe --device vm --latency --calls 2 --checkpoint run/last.safetensors"
+    )
+    assert done.code == 0, done.error
 
 
 def test_tables(command):

@@ -122,7 +122,7 @@ class Layout:
 
     def unknown_field(self, struct: Struct, owner: str, key: str, known: Collection[str]) -> str:
         """The message for a key that is no field of an arm or a struct, called `owner`."""
-        if key in self.pulled.get(struct.name, ()):
+        if key in self.pulled[struct.name]:
             return f"'{key}' of {owner} is pulled: it is handed in with every batch, and not in the data"
         hint = suggestion(key, known)
         if not hint:
@@ -144,8 +144,8 @@ class Layout:
 
     def _no_arm(self, struct: Struct, keys: frozenset[str], nulls: Collection[str]) -> Problem:
         known = struct.fields
-        for key in sorted(keys & self.pulled.get(struct.name, frozenset())):
-            return Problem(self.unknown_field(struct, struct.name, key, ()))
+        if pulled := keys & self.pulled[struct.name]:
+            return Problem(self.unknown_field(struct, struct.name, min(pulled), ()))
         lacks = [
             (arm, [name for name in self.required(struct, arm) if name not in keys])
             for arm in struct.arms

@@ -131,7 +131,7 @@ def import_file(
     check_path(source, "a file to read")
     check_path(destination, "a file to write")
     if format not in FORMATS:
-        longer = [f"'{each}'" for each in FORMATS if format and each.startswith(f"{format}-")]
+        longer = [f"'{each}'" for each in FORMATS if each.startswith(f"{format}-")]
         hint = f"; did you mean {' or '.join(longer)}?" if longer else suggestion(format, FORMATS)
         hint = hint or f"; the formats are {names(sorted(FORMATS))}"
         raise fail(f"unknown format '{format}'{hint}")
