@@ -1,5 +1,6 @@
 """CUDA text of a small Tree-LSTM: it compiles, nothing spills, weights have literal registers."""
 
+import hashlib
 import json
 import os
 import re
@@ -53,8 +54,8 @@ FORCED = ("without", "residency", "workers", "window", "registers")
 """Options by which a case gets a plan that the planner would not choose."""
 MEASURED = 256  # units of a vertex: in CI of those that are measured, as larger kernels take a minute
 ALL = os.environ.get("DNC_KERNELS") == "all"
+COMPILED = "treelstm-256 kernel"  # in every run, also where a report was kept
 LEAN = ("treelstm-256", "lstm-256")  # of those
-SLOW = ("additive",)  # takes half a minute in any way, and is compiled where `tests/gpu` runs
 NARROW = ("treelstm-512-split-tf32",)  # has one register to spare, and is compiled in CI, too
 
 
@@ -75,12 +76,12 @@ def is_measured(name: str) -> bool:
 
 
 def of_ci() -> list[str]:
-    """The cases whose kernels CI compiles, which takes minutes: those of what is measured most, and the first
+    """The cases whose kernels CI looks at, which takes minutes: those of what is measured most, and the first
     one of every other example; and the narrowest. `DNC_KERNELS=all` compiles all, as the machine with a GPU
     does."""
     measured = {CASES[name][0] for name in CASES if is_measured(name)}
     firsts = {example: name for name, (example, *_) in reversed(CASES.items()) if example not in measured}
-    chosen = {*firsts.values(), *NARROW}.difference(SLOW)
+    chosen = {*firsts.values(), *NARROW}
     return [name for name in CASES if ALL or name in chosen or is_measured(name)]
 
 
@@ -109,10 +110,9 @@ def test_parts_of_runs_are_even() -> None:
 
 @pytest.mark.parametrize("arch, name, is_lean", KERNELS)
 def test_kernels_of_the_gpu_tests_do_not_spill(arch: str, name: str, is_lean: bool) -> None:
-    """Of plans that only tests force it is enough here that they compile, in any way: good machine code takes
-    ten times as long, and is made where `tests/gpu` runs."""
+    """Of plans that only tests force it is enough that they compile."""
     from dnc.codegen.cuda_files import emit_source
-    from dnc.codegen.nvrtc import CudaCompileError, compile_cuda
+    from tests.support.kernel_reports import compiled, kept_report, report_of
 
     example, settings, options = CASES[name]
     path = TREE.parent / f"{example}.dn"
@@ -120,16 +120,43 @@ def test_kernels_of_the_gpu_tests_do_not_spill(arch: str, name: str, is_lean: bo
     plan = make_plan(transform(program, options), arch, options)
     if is_lean and not lean.has_lean(plan):
         pytest.skip("has no lean kernel")
-    files = emit_source(plan, is_lean=is_lean)
-    text = files[f"{lean.NAME if is_lean else 'kernel'}.cu"].decode()
+    files, kernel = emit_source(plan, is_lean=is_lean), lean.NAME if is_lean else "kernel"
+    text = files[f"{kernel}.cu"].decode()
     assert "__restrict__" not in text
     check_looks(text)
-    if not is_free(name):
-        with pytest.raises(CudaCompileError, match="no resource report"):
-            compile_cuda(text, arch.replace("sm", "compute"), options=("--Ofast-compile=max",))
-        return
-    binary = compile_cuda(text, arch)
-    assert binary.resident, binary.log
+    key = f"{name} {kernel}"
+    report = compiled(key, text, arch) if key == COMPILED else report_of(key, text, arch)
+    assert kept_report(key, text, arch) in (report, None)
+    assert report.resident or not is_free(name), report
+
+
+def test_a_report_is_of_one_text_and_one_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dnc.codegen.nvrtc import CudaBinary
+    from tests.support import kernel_reports
+    from tests.support.kernel_reports import Report, report_of
+
+    compiled: list[str] = []
+
+    def compile_cuda(text: str, arch: str) -> CudaBinary:
+        compiled.append(text)
+        return CudaBinary(b"", 64, 8, 8, 0, "")
+
+    monkeypatch.setattr(kernel_reports, "compile_cuda", compile_cuda)
+    monkeypatch.setattr(kernel_reports, "ALL", False)
+    monkeypatch.setattr(kernel_reports, "UPDATED", False)
+    digest, rest = hashlib.sha256(b"a").hexdigest(), {"stack": 0, "spill_stores": 0, "spill_loads": 0}
+    report = Report(text=digest, nvrtc=kernel_reports.nvrtc_version(), registers=255, **rest)
+    monkeypatch.setattr(kernel_reports, "_kept", lambda: {"sm_90a one": report})
+    assert report_of("one", "a", "sm_90a") is report and report.resident and not compiled
+    for name, text, arch in [("one", "b", "sm_90a"), ("one", "a", "sm_80"), ("two", "a", "sm_90a")]:
+        assert not report_of(name, text, arch).resident
+    monkeypatch.setattr(kernel_reports, "nvrtc_version", lambda: "14.0")
+    assert not report_of("one", "a", "sm_90a").resident
+    monkeypatch.undo()
+    kinds = ("kernel", lean.NAME)
+    kernels = {f"{arch} {name} {kind}" for arch in ("sm_90a", "sm_80") for name in CASES for kind in kinds}
+    kept = set(kernel_reports._kept())
+    assert len(compiled) == 4 and kept - {f"{arch} treelstm traced" for arch in ("sm_90a", "sm_80")} < kernels
 
 
 def test_a_kernel_that_spills_gets_fewer_registers_for_weights(tmp_path, monkeypatch) -> None:
@@ -183,7 +210,7 @@ def test_weight_gradients_share_a_body_a_shape(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("arch, size", [("sm_90a", 256), ("sm_80", 64)])
 def test_the_traced_kernel_does_not_spill_and_the_plain_one_knows_no_clock(arch: str, size: int) -> None:
     from dnc.codegen.cuda_files import emit_source
-    from dnc.codegen.nvrtc import compile_cuda
+    from tests.support.kernel_reports import report_of
 
     program, _ = load_program(Source(str(TREE), TREE.read_text()), {"hidden": size, "embed": size})
     plan = make_plan(transform(program), arch)
@@ -197,8 +224,8 @@ def test_the_traced_kernel_does_not_spill_and_the_plain_one_knows_no_clock(arch:
     assert {key: before[key] for key in before if key != "parameters"} == {
         key: after[key] for key in after if key != "parameters"
     }
-    binary = compile_cuda(text, arch)
-    assert binary.resident, binary.log
+    report = report_of("treelstm traced", text, arch)
+    assert report.resident, report
 
 
 def test_a_gpu_without_its_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
