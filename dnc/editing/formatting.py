@@ -19,7 +19,7 @@ import attrs
 
 from dnc.diagnostics import Diagnostic, DiagnosticError, Source, fail, read_source, unreadable
 from dnc.frontend.format import format_program
-from dnc.runtime.atomic import check_output, write_atomically
+from dnc.runtime.atomic import check_output, write_text
 from dnc.runtime.build import check_outside, is_build
 
 SUFFIX = ".dn"
@@ -96,5 +96,5 @@ def _replace(path: Path, text: str) -> None:
     if not os.access(path, os.W_OK):  # renaming would write it nevertheless
         raise fail(f"{path}: cannot be written: it is read-only")
     mode = stat.S_IMODE(path.stat().st_mode)
-    write_atomically(path, [text.encode("utf-8")])
+    write_text(path, text)
     os.chmod(path, mode)

@@ -26,6 +26,7 @@ class Dimensions:
         self.sizes: dict[str, int | None] = {}
         self.broken: set[str] = set()
         self.missed: set[str] = set()  # open ones that were reported: one place says it for all
+        self.unread: dict[str, Span] = {}  # those that nothing has named, and where they are declared
         self.undeclared = False  # there is no model line: unknown names are not reported
 
     def declare(self, model: syntax.ModelDeclaration, settings: Mapping[str, int]) -> None:
@@ -38,7 +39,9 @@ class Dimensions:
             name = declared.name.text
             if name in self.sizes or name in self.broken:
                 self.report.error(f"dimension '{name}' is declared twice", declared.name.span)
-            elif name in settings:
+                continue
+            self.unread[name] = declared.name.span
+            if name in settings:
                 self._enter(name, settings[name], declared.name.span)
             elif declared.default is None:
                 self.sizes[name] = None
@@ -74,9 +77,20 @@ class Dimensions:
     def open_or_known(self, expression: syntax.Expression, user: str) -> Dimension | None:
         """A dimension that may be open, for rows of tables, tokens and classes."""
         if isinstance(expression, syntax.Name) and self.sizes.get(expression.text, 0) is None:
+            self.unread.pop(expression.text, None)
             return Dimension(expression.text, None)
         size = self.known(expression, user)
         return None if size is None else Dimension(text(expression), size)
+
+    def value(self, name: str) -> int | None:
+        """The size of a dimension that is named as a number; None where there is none."""
+        self.unread.pop(name, None)
+        return self.sizes.get(name)
+
+    def warn_unused(self) -> None:
+        """Of those that nothing names."""
+        for name, span in self.unread.items():
+            self.report.warning(f"dimension '{name}' is never used", span)
 
     def all(self) -> tuple[Dimension, ...]:
         """The dimensions of the model line."""
@@ -107,6 +121,7 @@ class Dimensions:
     def _named(self, name: syntax.Name, user: str, hint: str) -> int | None:
         if name.text in self.broken or self.undeclared:
             return None
+        self.unread.pop(name.text, None)
         if name.text not in self.sizes:
             self.report.unknown("dimension", name.text, self.sizes, name.span)
             return None

@@ -115,7 +115,7 @@ class Expressions:
                 )
                 return None
             return typed.ParameterUse(name.text, TensorType(parameter.shape), name.span)
-        size = declarations.dimensions.sizes.get(name.text)
+        size = declarations.dimensions.value(name.text)
         if size is not None:
             return self._constant(float(size), f"a dimension of {size}", name.span)
         kinds: dict[str, Mapping[str, object]] = {

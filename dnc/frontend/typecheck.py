@@ -110,6 +110,7 @@ class _Checker:
             terms,
         )
         warn_of_oddities(checked, self.report)
+        declarations.dimensions.warn_unused()
         return warn_unused(checked, self.report)
 
     # ---- cells -----------------------------------------------------------------------------------

@@ -162,7 +162,7 @@ def poisoned(optimizer="adam"):
     return model, trees
 
 
-@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid")
+@pytest.mark.filterwarnings("error")
 def test_a_step_without_an_update_leaves_a_checkpoint_with_all_behind_it(workplace):
     """Batches behind it were under way, and are neither lost nor taken again."""
     model, trees = poisoned()
@@ -188,7 +188,7 @@ def test_a_step_without_an_update_leaves_a_checkpoint_with_all_behind_it(workpla
     assert one_by_one.position.step == found.position.step
 
 
-@pytest.mark.filterwarnings("ignore:overflow", "ignore:invalid")
+@pytest.mark.filterwarnings("error")
 def test_the_place_counts_the_step_that_told_of_another_ones_gradient(workplace):
     model, trees = poisoned()
     bad = trees.index({"word": "poison", "label": 1})

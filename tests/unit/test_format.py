@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
@@ -104,6 +105,24 @@ def test_files_and_folders(command, workplace):
     done = command("fmt .")
     assert done.code == 2 and done.error.startswith("broken.dn:1:7: error: ")
     assert broken.read_text() == "model ("
+
+
+def test_a_full_disk_names_the_file_and_others_are_formatted(command, workplace, monkeypatch):
+    for name in ("a.dn", "b.dn"):
+        (workplace / name).write_text(BAD)
+    replace = os.replace
+
+    def full(source, path):
+        if str(path).endswith("a.dn"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, path)
+
+    monkeypatch.setattr("os.replace", full)
+    done = command("fmt .")
+    assert (done.code, done.out) == (2, "")
+    assert done.error == "formatted b.dn\nerror: a.dn: cannot be written: No space left on device\n"
+    assert [(workplace / name).read_text() for name in ("a.dn", "b.dn")] == [BAD, "model M(d = 1)\n"]
+    assert sorted(each.name for each in workplace.glob("*.dn*")) == ["a.dn", "b.dn"]
 
 
 def test_check_and_diff_write_nothing(command, workplace):

@@ -62,6 +62,7 @@ class ReferenceVM:
 
     # ---- scheduling -----------------------------------------------------------------------------
 
+    @np.errstate(all="ignore")  # what is not finite is said by who reads the results, as of every device
     def run(self, words: Array, pool: Array, activations: int) -> None:
         """Executes a schedule on `pool` (float32, changed in place).
 
