@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from dnc.cli.options import names_of
+from dnc.cli.pipes import PIPE, STDIN, STDOUT
 from dnc.diagnostics import fail
+from dnc.runtime.atomic import is_open
 
 
 def import_command(
@@ -19,8 +22,11 @@ def import_command(
             " (docs/data.md has each)."
         ),
     ],
-    source: Annotated[Path, typer.Argument(help="The file to read; for sick a folder.")],
-    out: Annotated[Path, typer.Option("-o", "--out", help="The JSONL file to write.")],
+    source: Annotated[str, typer.Argument(help="The file to read; for sick a folder; - is standard input.")],
+    out: Annotated[
+        str,
+        typer.Option("-o", "--out", help="The JSONL file to write; - is standard output.", metavar="<path>"),
+    ],
     fields: Annotated[
         list[str] | None,
         typer.Option(help="What fields are called, as tag=label; tag= leaves it out.", metavar="NAME=NEW"),
@@ -53,6 +59,13 @@ def import_command(
         ),
     ] = None,
     delimiter: Annotated[str | None, typer.Option(help="csv: between cells, or tab. [default: ,]")] = None,
+    quotes: Annotated[
+        bool,
+        typer.Option("--quotes/--no-quotes", help="csv: cells in quotes may hold delimiters, line ends."),
+    ] = True,
+    comments: Annotated[
+        str | None, typer.Option(help="conll: what rows begin with that are left out, as '#'.")
+    ] = None,
     numeric: Annotated[bool, typer.Option("--numeric", help="csv: the label is a number.")] = False,
     separator: Annotated[
         str | None, typer.Option(help="tagged: between a word and its tag. [default: |]")
@@ -75,12 +88,18 @@ def import_command(
         "marks": None if marks else False,
         "columns": None if columns is None else tuple(name.strip() for name in columns.split(",")),
         "delimiter": delimiter,
+        "quotes": None if quotes else False,
+        "comments": comments,
         "numeric": numeric or None,
         "separator": separator,
         "classes": classes,
     }
     options = {name: value for name, value in given.items() if value is not None}
-    print(import_file(format, source, out, fields=_renames(fields), **options))
+    read, written = Path(STDIN if source == PIPE else source), Path(STDOUT if out == PIPE else out)
+    report = import_file(format, read, written, fields=_renames(fields), **options)
+    print(report, file=sys.stderr if is_open(written) else sys.stdout)  # what it is about stays alone
+    for note in report.notes:
+        print(f"note: {note}", file=sys.stderr)
 
 
 def _renames(given: list[str] | None) -> dict[str, str]:

@@ -8,6 +8,7 @@ from dnc.diagnostics import undecoded
 
 PIPE = "-"  # as it is typed: ./- is a file
 STDIN = "/dev/stdin"  # standard input, for who reads files
+STDOUT = "/dev/stdout"
 
 
 def piped() -> str:

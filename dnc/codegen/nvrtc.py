@@ -23,6 +23,14 @@ KERNEL, SUFFIX = "kernel", ".cu"
 LACKING = "DNC_LACKS_A_REGISTER"  # defined for kernels that would spill the address of shared memory
 NEARLY = 64  # bytes that a thread stores outside its registers, of which one register more may save all
 
+FLAGS = (
+    "--std=c++17",
+    "--fmad=true",
+    "--ptxas-options=-v",
+    "--no-cache",  # a cached cubin comes without the assembler's report
+    "--diag-suppress=177",  # lanes, warps and places are named that not every body uses
+)
+
 _USAGE = re.compile(r"Used (\d+) registers")
 _STACK = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 
@@ -65,11 +73,7 @@ def compile_cuda(
         ) from None
     flags = [
         f"--gpu-architecture={arch}",
-        "--std=c++17",
-        "--fmad=true",
-        "--ptxas-options=-v",
-        "--no-cache",  # a cached cubin comes without the assembler's report
-        "--diag-suppress=177",  # lanes, warps and places are named that not every body uses
+        *FLAGS,
         *(f"--include-path={path}" for path in include_directories()),
         *options,
     ]

@@ -12,6 +12,7 @@ from dnc.diagnostics import Span
 from dnc.frontend import syntax
 from dnc.frontend.observer import SILENT, Observer
 from dnc.frontend.report import Report
+from dnc.frontend.syntax_walk import walk
 from dnc.ir.structure import Dimension
 
 LARGEST = 2**31 - 1
@@ -41,6 +42,9 @@ class Dimensions:
                 self.report.error(f"dimension '{name}' is declared twice", declared.name.span)
                 continue
             self.unread[name] = declared.name.span
+            for each in walk(declared.default) if declared.default is not None else ():
+                if isinstance(each, syntax.Name):  # is named here, also where a setting replaces the default
+                    self.unread.pop(each.text, None)
             if name in settings:
                 self._enter(name, settings[name], declared.name.span)
             elif declared.default is None:

@@ -23,7 +23,7 @@ def write_atomically(path: Path, pieces: Iterable[bytes]) -> None:
     A link is followed, and what is no file (/dev/null, a pipe), or is open already (/dev/stdout), is written
     to, not replaced.
     """
-    if path.exists() and (not path.is_file() or _is_open(path)):
+    if path.exists() and (not path.is_file() or is_open(path)):
         with path.open("ab") as stream:
             stream.writelines(pieces)
         return
@@ -44,7 +44,7 @@ def write_atomically(path: Path, pieces: Iterable[bytes]) -> None:
         raise
 
 
-def _is_open(path: Path) -> bool:
+def is_open(path: Path) -> bool:
     """Whether a path is that of a file descriptor of this process."""
     return Path(os.path.abspath(path)) in STREAMS or path.parent.resolve() == Path("/dev/fd").resolve()
 
@@ -83,7 +83,7 @@ def _check_place(out: Path, shown: str | Path) -> None:
     """Fails as writing a file would; OSError where only trying it shows that, as for a name too long."""
     if out.is_dir():
         raise fail(f"{shown}: is a directory, expected a file to write")
-    if out.exists() and (not out.is_file() or _is_open(out)):
+    if out.exists() and (not out.is_file() or is_open(out)):
         if not os.access(out, os.W_OK):
             raise fail(f"{shown}: cannot be written: no permission")
         return

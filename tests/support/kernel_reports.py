@@ -17,7 +17,8 @@ from pathlib import Path
 
 import msgspec
 
-from dnc.codegen.nvrtc import compile_cuda
+from dnc.codegen.nvrtc import FLAGS, compile_cuda
+from dnc.runtime.atomic import write_atomically
 
 KEPT = Path(__file__).parents[1] / "cuda_kernels.json"
 ALL = os.environ.get("DNC_KERNELS") == "all"
@@ -25,10 +26,10 @@ UPDATED = bool(os.environ.get("DNC_UPDATE_GOLDEN"))
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What was compiled (the text's SHA-256, the version of NVRTC), and registers and bytes a thread."""
+    """What was compiled (the text's SHA-256, the compiler), and registers and bytes a thread."""
 
     text: str
-    nvrtc: str
+    compiler: str
     registers: int
     stack: int
     spill_stores: int
@@ -40,9 +41,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return self.spill_stores == self.spill_loads == self.stack == 0
 
 
-def nvrtc_version() -> str:
-    """That of the compiler at hand."""
-    return version("nvidia-cuda-nvrtc")
+def compiler() -> str:
+    """The compiler at hand, and what it is told."""
+    return " ".join(("NVRTC", version("nvidia-cuda-nvrtc"), *FLAGS))
 
 
 def _kept() -> dict[str, Report]:
@@ -56,7 +57,7 @@ def compiled(name: str, text: str, arch: str) -> Report:
     binary = compile_cuda(text, arch)
     made = Report(
         text=hashlib.sha256(text.encode()).hexdigest(),
-        nvrtc=nvrtc_version(),
+        compiler=compiler(),
         registers=binary.registers,
         stack=binary.stack,
         spill_stores=binary.spill_stores,
@@ -70,8 +71,8 @@ def compiled(name: str, text: str, arch: str) -> Report:
 def kept_report(name: str, text: str, arch: str) -> Report | None:
     """The report that was kept, if it is of this text and this compiler."""
     found = _kept().get(f"{arch} {name}")
-    now = (hashlib.sha256(text.encode()).hexdigest(), nvrtc_version())
-    return found if found is not None and (found.text, found.nvrtc) == now else None
+    now = (hashlib.sha256(text.encode()).hexdigest(), compiler())
+    return found if found is not None and (found.text, found.compiler) == now else None
 
 
 def report_of(name: str, text: str, arch: str) -> Report:
@@ -81,8 +82,11 @@ def report_of(name: str, text: str, arch: str) -> Report:
 
 
 def _keep(key: str, made: Report) -> None:
-    """Processes of tests that update reports take turns."""
-    with KEPT.open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    """Processes of tests that update reports take turns; those that read meanwhile find all or none of it."""
+    folder = os.open(KEPT.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
         found = dict(sorted((_kept() | {key: made}).items()))
-        KEPT.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+        write_atomically(KEPT, [msgspec.json.format(msgspec.json.encode(found), indent=1), b"\n"])
+    finally:
+        os.close(folder)

@@ -145,12 +145,12 @@ def test_a_report_is_of_one_text_and_one_compiler(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(kernel_reports, "ALL", False)
     monkeypatch.setattr(kernel_reports, "UPDATED", False)
     digest, rest = hashlib.sha256(b"a").hexdigest(), {"stack": 0, "spill_stores": 0, "spill_loads": 0}
-    report = Report(text=digest, nvrtc=kernel_reports.nvrtc_version(), registers=255, **rest)
+    report = Report(text=digest, compiler=kernel_reports.compiler(), registers=255, **rest)
     monkeypatch.setattr(kernel_reports, "_kept", lambda: {"sm_90a one": report})
     assert report_of("one", "a", "sm_90a") is report and report.resident and not compiled
     for name, text, arch in [("one", "b", "sm_90a"), ("one", "a", "sm_80"), ("two", "a", "sm_90a")]:
         assert not report_of(name, text, arch).resident
-    monkeypatch.setattr(kernel_reports, "nvrtc_version", lambda: "14.0")
+    monkeypatch.setattr(kernel_reports, "FLAGS", ("--fmad=false",))
     assert not report_of("one", "a", "sm_90a").resident
     monkeypatch.undo()
     kinds = ("kernel", lean.NAME)

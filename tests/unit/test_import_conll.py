@@ -90,6 +90,19 @@ def test_what_sentences_of_other_formats_have(tmp_path: Path) -> None:
             ("1", "4"),
             "1: error: found 2 columns (separated by blanks or tabs), but --columns names column 4",
         ),
+        (
+            "# id 1\na _ _ O\n",
+            (),
+            "2: error: found 4 columns (separated by blanks or tabs), expected 3 as in line 1\n"
+            "  where rows are comments: --comments '#'",
+        ),
+        (
+            "# text = a\n" + "\t".join("a" * 10),
+            (),
+            "2: error: found 10 columns (separated by blanks or tabs), expected 4 as in line 1\n"
+            "  where rows are comments: --comments '#'\n"
+            "  of 10 columns, as those of Universal Dependencies are: dnc import conllu-words",
+        ),
     ],
 )
 def test_mistakes(tmp_path: Path, text: str, columns: tuple[str, ...], message: str) -> None:
@@ -100,6 +113,23 @@ def test_mistakes(tmp_path: Path, text: str, columns: tuple[str, ...], message: 
 def test_nothing_but_documents(tmp_path: Path) -> None:
     found = mistake(tmp_path, "conll", "-DOCSTART- -X- O\n\n")
     assert found == "source.txt: error: the file holds no samples; left out: 1 lines of -DOCSTART-"
+
+
+def test_comments(tmp_path: Path, command, workplace) -> None:
+    """Of as many columns as the words have they would be words, which is told of."""
+    found = mistake(tmp_path, "conll", CONLL, comments=" ")
+    assert found == "error: --comments: found ' ', expected what comments begin with, as '#'"
+    text = "# id 7 en\nthe _ _ O\nold _ _ B-X\n\n# id 8 en\n# _ _ O\n"
+    summary, samples = imported(tmp_path, "conll", text, comments="# id")
+    assert summary == "2 samples, 5 vertices, 3 different words, 2 different labels; left out: 2 comments"
+    assert [word["form"] for sample in samples for word in sample["words"]] == ["the", "old", "#"]
+    (workplace / "ner.txt").write_text(text)
+    told = (
+        "note: every sentence begins with a row that begins with '#'; where rows are comments: --comments '#'"
+    )
+    assert told in command("import conll ner.txt -o ner.jsonl").error
+    assert command("import conll ner.txt -o ner.jsonl --comments #").error == ""
+    assert imported(tmp_path, "conll", CONLL)[0].endswith("left out: 2 lines of -DOCSTART-")
 
 
 def test_the_command(command, workplace) -> None:

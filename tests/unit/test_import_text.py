@@ -12,6 +12,7 @@ import dnc.kernel_cache
 from dnc.compiler import compile_model
 from dnc.diagnostics import DiagnosticError
 from dnc.runtime.data import read
+from dnc.runtime.importers import import_file
 from tests.support.importing import CSV, imported, mistake, program
 
 # ---- plain text ------------------------------------------------------------------------------------
@@ -62,6 +63,9 @@ def test_tokens(tmp_path: Path) -> None:
     assert list(map(forms, samples)) == [["a", "b", " "], ["c", "\n", "d"]]
     _, samples = imported(tmp_path, "text", "It's 5 o’clock, ok?", tokens="words", marks=False)
     assert forms(samples[0]) == ["It's", "5", "o’clock", ",", "ok", "?"]
+    text = "हिन्दी भाषा, cafe\u0301 می\u200cروم"  # marks that combine with a letter, a joiner
+    _, samples = imported(tmp_path, "text", text, tokens="words", marks=False)
+    assert forms(samples[0]) == ["हिन्दी", "भाषा", ",", "cafe\u0301", "می\u200cروم"]
 
 
 def test_a_language_model_reads_it(tmp_path: Path) -> None:
@@ -101,9 +105,38 @@ def test_tables(tmp_path: Path) -> None:
     assert len(samples[0]["words"]) == 100_000
 
 
+def test_quotes_in_tables_with_tabs(tmp_path: Path) -> None:
+    """Many such files have none: what would join their rows is told of, and they are read as they are."""
+    table = 'text\tlabel\n"Good movie\tpos\nbad\tneg\nfine"\tpos\n'
+    source, out = tmp_path / "t.tsv", tmp_path / "t.jsonl"
+    source.write_text(table)
+    report = import_file("csv", source, out, delimiter="tab")
+    assert report.samples == 1 and report.notes == (
+        "1 row of several lines, in quotes, the first in line 2; "
+        "where a quote is a sign like others: --no-quotes",
+    )
+    report = import_file("csv", source, out, delimiter="tab", quotes=False)
+    assert report.samples == 3 and not report.notes
+    assert out.read_text().startswith('{"words":[{"form":"\\"Good"},{"form":"movie"}],"label":"pos"}\n')
+    assert imported(tmp_path, "csv", CSV)[1][0]["words"][1] == {"form": '"really"'}
+    source.write_text('text,label\n"a\nb",x\n')
+    assert not import_file("csv", source, out).notes
+
+
 @pytest.mark.parametrize(
     ("text", "options", "message"),
     [
+        (
+            'text\tlabel\n"a\tb\n',
+            {"delimiter": "tab"},
+            "source.txt:2: error: this row cannot be read: unexpected end of data\n"
+            "  where a quote is a sign like others: --no-quotes",
+        ),
+        (
+            "\n\ntxt,label\na,b\n",
+            {},
+            "source.txt:3: error: there is no column 'text'; did you mean 'txt'? (--columns TEXT,LABEL)",
+        ),
         (
             "txt,label\na,b\n",
             {},

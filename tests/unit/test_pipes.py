@@ -36,6 +36,20 @@ def test_data_from_standard_input(command, workplace):
     assert broken.returncode == 2 and broken.stderr.splitlines()[-1].startswith(b"/dev/stdin:6:2: error:")
 
 
+def test_an_import_from_a_pipe_into_a_pipe_or_a_file(workplace):
+    """The samples alone: what is said of them goes to standard error, and not over them."""
+    run, text = f"{sys.executable} -m dnc import tagged", b"a|X\nb|Y c|Z\nVienna|I-LOC is|O\n"
+    lines = [
+        b'{"words":[{"form":"a","tag":"X"}]}',
+        b'{"words":[{"form":"b","tag":"Y"},{"form":"c","tag":"Z"}]}',
+    ]
+    for options, out in (("- -o -", "a.jsonl"), ("/dev/stdin -o /dev/stdout", "b.jsonl")):
+        done = subprocess.run(f"{run} {options} > {out}", shell=True, input=text, capture_output=True)
+        assert done.returncode == 0 and (workplace / out).read_bytes().splitlines()[:2] == lines
+        assert done.stderr.startswith(b"/dev/stdin -> /dev/stdout: 3 samples, ") and not done.stdout
+    assert len((workplace / "a.jsonl").read_bytes().splitlines()) == 3 and not (workplace / "-").exists()
+
+
 def test_predictions_into_a_pipe_and_through_a_link(command, workplace):
     command(TRAIN)
     os.mkfifo("pipe")

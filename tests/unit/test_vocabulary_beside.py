@@ -125,8 +125,9 @@ def test_a_checkpoint_has_its_own(command, tagger: Path) -> None:
             "tags=f.txt",
             "P\nQ\nX\n",
             "f.txt: with its entries 'tags' has 4 labels, but it is 3\n"
-            "  for as many: dnc compile --set tags=4",
+            '  for as many: dnc compile --set tags=4\n  not in the data: "P", "Q"\n',
         ),
+        ("tags=f.txt", "A \nB\nC\nD\n", 'not in the data: "A ", "B", "C", ...\n'),
     ],
 )
 def test_mistakes(command, tagger: Path, option: str, text: str | None, message: str) -> None:

@@ -190,10 +190,12 @@ def _build(
     if size is None or built.size <= size:
         return built
     if beside is not None and (unknown or len(set(_present(group))) <= size):
-        what = "words with <unk>" if unknown else "labels"
+        what, present = "words with <unk>" if unknown else "labels", set(_present(group))
+        new = [shown(each) for each in beside.words if each not in present]
         raise fail(
             f"{beside.source}: with its entries '{dimension.name}' has {built.size} {what}, but it is {size}",
             f"for as many: dnc compile --set {dimension.name}={built.size}",
+            f"not in the data: {', '.join(new[:3])}{', ...' if len(new) > 3 else ''}",
         )
     own = build_vocabulary(dimension.name, _present(group), unknown=unknown).words or ()
     rarest = own[-1]

@@ -36,8 +36,8 @@ MOST_CLASSES = 1000
 
 KINDS: Mapping[str, type] = {
     **dict.fromkeys(("length", "classes", "seed", "rare", "longest", "layers", "skip"), int),
-    **dict.fromkeys(("marks", "numeric"), bool),
-    **dict.fromkeys(("tokens", "structure", "delimiter", "separator"), str),
+    **dict.fromkeys(("marks", "numeric", "quotes"), bool),
+    **dict.fromkeys(("tokens", "structure", "delimiter", "separator", "comments"), str),
     "columns": tuple,
 }
 """The types of options, which a caller from Python may get wrong."""
@@ -82,15 +82,18 @@ FORMATS: Mapping[str, Format] = {
         sentences=False,
     ),
     "tagged": Format(tagged.read_tagged, _fields("form", "tag"), ("separator",)),
-    "conll": Format(conll.read_conll, _fields("form", "tag"), ("columns",)),
+    "conll": Format(conll.read_conll, _fields("form", "tag"), ("columns", "comments")),
     "text": Format(text.read_text, _fields("form", also=("target",)), ("tokens", "length", "marks")),
-    "csv": Format(table.read_csv, _fields("form", "label"), ("columns", "delimiter", "numeric", "tokens")),
+    "csv": Format(
+        table.read_csv, _fields("form", "label"), ("columns", "delimiter", "quotes", "numeric", "tokens")
+    ),
 }
 
 
 @attrs.frozen
 class Report:
-    """What an import did. left_out: how many of what ("blank lines") were not taken."""
+    """What an import did. left_out: how many of what ("blank lines") were not taken. notes: what may be meant
+    otherwise."""
 
     source: str
     destination: str
@@ -100,6 +103,7 @@ class Report:
     labels: int
     spelled: int
     left_out: tuple[tuple[str, int], ...]
+    notes: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         counts = f"{self.samples:,} samples, {self.vertices:,} vertices, {self.vocabulary:,} different words"
@@ -174,6 +178,7 @@ def import_file(
         len(counts.labels),
         spelled,
         left_out,
+        tuple(counts.notes),
     )
 
 
@@ -247,6 +252,8 @@ def _checked(format: str, chosen: Format, given: Mapping[str, Any]) -> Options:
             raise fail(f"--{name}: found {number}, expected {limit}")
     if len(options.delimiter) != 1 and options.delimiter != "tab":
         raise fail(f"--delimiter: found '{options.delimiter}', expected one character, or tab")
+    if options.comments is not None and not options.comments.strip():
+        raise fail(f"--comments: found '{options.comments}', expected what comments begin with, as '#'")
     if not options.separator or not {" ", "\t"}.isdisjoint(options.separator):
         found = options.separator.replace("\t", "\\t")
         raise fail(

@@ -37,9 +37,9 @@ class Source:
         for number, line in enumerate(lines, 1):
             yield number, line.removesuffix("\r")
 
-    def mistake(self, line: int, column: int | None, message: str) -> DiagnosticError:
+    def mistake(self, line: int, column: int | None, message: str, *notes: str) -> DiagnosticError:
         """A mistake at a place in the file."""
-        return DiagnosticError(DataDiagnostic(message, path=self.name, line=line, column=column))
+        return DiagnosticError(DataDiagnostic(message, path=self.name, line=line, column=column, notes=notes))
 
 
 def open_source(path: str | Path) -> Source:
@@ -54,11 +54,12 @@ def shown(text: str) -> str:
 
 @attrs.define
 class Counts:
-    """What an importer saw. left_out: by kind, what it did not take."""
+    """What an importer saw. left_out: by kind, what it did not take. notes: what may be meant otherwise."""
 
     words: set[str] = attrs.field(factory=set)
     labels: set[str] = attrs.field(factory=set)
     left_out: dict[str, int] = attrs.field(factory=dict)
+    notes: list[str] = attrs.field(factory=list)
 
     def leave_out(self, what: str, count: int = 1) -> None:
         """Counts what is not taken."""
@@ -88,6 +89,8 @@ class Options:
     marks: bool = True
     columns: tuple[str, ...] = ()
     delimiter: str = ","
+    quotes: bool = True
+    comments: str | None = None
     numeric: bool = False
     separator: str = "|"
     classes: int = 5
