@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from dnc.frontend.declarations import BUILTINS
 from dnc.frontend.initializers import RULES
 from dnc.frontend.parser import parse
 from dnc.ir.builder import infer_type
+from dnc.ir.measures import MEASURES
 from dnc.ir.program import (
     ALL,
     ROOT,
@@ -272,6 +274,14 @@ def test_spans_are_kept() -> None:
     assert op.span is not None and op.span.line == 6
 
 
+@pytest.mark.parametrize("settings", [{}, {"hidden": 16}, {"hidden": 16, "embed": 3}])
+def test_a_dimension_that_a_default_names_is_used_whatever_is_set(settings: dict[str, int]) -> None:
+    text = example_text("treelstm").replace("hidden = 256", "hidden = 4 * (embed - 1)")
+    assert "hidden = 4" in text
+    _, warnings = load_program(Source("test.dn", text), {"embed": 5, **settings})
+    assert not warnings
+
+
 def test_the_page_of_the_language_is_right() -> None:
     page = (Path(__file__).parents[2] / "docs" / "language.md").read_text()
     program = page.split("```dn\n")[1].split("```")[0]
@@ -279,6 +289,11 @@ def test_the_page_of_the_language_is_right() -> None:
     words = set(page.replace("(", " ").replace("`", " ").split())
     assert words >= BUILTINS
     assert words >= set(RULES)
+    cells = (line.split("|")[1] for line in page.splitlines() if line.startswith("|"))
+    told = {
+        name for cell in cells for code in re.findall("`(.*?)`", cell) for name in re.findall(r"\w+", code)
+    }
+    assert not {*BUILTINS, *MEASURES} - told, "a row for each in docs/language.md"
 
 
 @pytest.mark.parametrize("seed", range(MUTATIONS))

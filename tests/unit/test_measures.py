@@ -135,6 +135,28 @@ def test_perplexity():
     )
 
 
+X, Y = np.array([1.0, 2.0, 4.0, 7.0]), np.array([1.0, 5.0, 0.0, 8.0])
+TAGS = ("O", "B-X", "I-X")
+FOUND, RIGHT = np.array([1, 2, 0, 1]), np.array([1, 0, 0, 1])
+EXPECTED = {
+    "mean": ((X,), 14 / 4),
+    "perplexity": ((X,), math.exp(14 / 4)),
+    "pearson": ((X, Y), np.corrcoef(X, Y)[0, 1]),
+    "spearman": ((X, Y), np.corrcoef([1, 2, 3, 4], [2, 3, 1, 4])[0, 1]),
+    "rmse": ((X, Y), math.sqrt((0 + 9 + 16 + 1) / 4)),
+    "macro_f1": ((FOUND, RIGHT), np.mean([2 / 3, 2 / 2, 0.0])),
+    "f1": ((FOUND, RIGHT), 2 * 1 / (2 + 2)),
+}
+"""Of four rows of one list, worked out apart from the table."""
+
+
+def test_every_measure_is_worked_out():
+    assert EXPECTED.keys() == MEASURES.keys()
+    for name, (values, expected) in EXPECTED.items():
+        found = MEASURES[name](Rows(values, np.zeros(4, np.int32), TAGS))
+        assert found == pytest.approx(expected, abs=1e-12), name
+
+
 def test_lists_order_the_words_of_flat_samples():
     flat = {
         "Word": {"form": list("abcd"), "tag": list("wxyz")},
