@@ -66,6 +66,10 @@ def import_command(
     comments: Annotated[
         str | None, typer.Option(help="conll: what rows begin with that are left out, as '#'.")
     ] = None,
+    unlabelled: Annotated[
+        str | None,
+        typer.Option(help="conllu, tagged, conll, csv: the label, as _, of what has none: none is written."),
+    ] = None,
     numeric: Annotated[bool, typer.Option("--numeric", help="csv: the label is a number.")] = False,
     separator: Annotated[
         str | None, typer.Option(help="tagged: between a word and its tag. [default: |]")
@@ -90,6 +94,7 @@ def import_command(
         "delimiter": delimiter,
         "quotes": None if quotes else False,
         "comments": comments,
+        "unlabelled": unlabelled,
         "numeric": numeric or None,
         "separator": separator,
         "classes": classes,

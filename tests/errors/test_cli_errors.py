@@ -96,7 +96,7 @@ COMMANDS = [
     (
         "import csv a -o b --classes 3",
         "error: --classes does not go with the format 'csv'; its options are: --columns, --delimiter, "
-        "--quotes, --numeric, --tokens, --structure, --seed, --rare, --counted-in, --longest",
+        "--quotes, --numeric, --tokens, --unlabelled, --structure, --seed, --rare, --counted-in, --longest",
     ),
     ("bench build --data train.jsonl", ONE_OF),
     (

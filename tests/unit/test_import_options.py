@@ -55,7 +55,7 @@ def test_fields_are_renamed_or_left_out(tmp_path: Path) -> None:
         (
             "tagged",
             {"length": 5},
-            "--length does not go with the format 'tagged'; its options are: --separator, --structure, "
+            "--length does not go with the format 'tagged'; its options are: --separator, --unlabelled, --structure, "
             "--seed, --rare, --counted-in, --longest, --layers, --skip",
         ),
         (
@@ -155,3 +155,39 @@ def test_damaged_files_give_messages(tmp_path: Path, format: str) -> None:
             refused += 1
             assert str(error).startswith(f"{tmp_path}/source.txt:") and "\n" not in str(error)
     assert refused or format in ("text",)
+
+
+@pytest.mark.parametrize(
+    ("format", "text", "none", "expected"),
+    [
+        ("tagged", "a|X b|-\n", "-", [{"words": [{"form": "a", "tag": "X"}, {"form": "b"}]}]),
+        ("conll", "a X\nb _\n", "_", [{"words": [{"form": "a", "tag": "X"}, {"form": "b"}]}]),
+        (
+            "csv",
+            "text,label\na,X\nb,\n",
+            "",
+            [{"words": [{"form": "a"}], "label": "X"}, {"words": [{"form": "b"}]}],
+        ),
+        (
+            "conllu-trees",
+            "1\ta\t_\tX\t_\t_\t2\t_\t_\t_\n2\tb\t_\t_\t_\t_\t0\t_\t_\t_\n",
+            "_",
+            [{"word": "b", "children": [{"word": "a", "tag": "X", "children": []}]}],
+        ),
+    ],
+)
+def test_labels_that_say_there_is_none(
+    tmp_path: Path, format: str, text: str, none: str, expected: list[Any]
+) -> None:
+    summary, samples = imported(tmp_path, format, text, unlabelled=none)
+    assert samples == expected
+    assert summary.endswith(f", 1 different labels; left out: 1 labels '{none}'")
+
+
+def test_labels_that_say_there_is_none_in_columns_and_among_numbers(tmp_path: Path) -> None:
+    _, samples = imported(tmp_path, "tagged", "a|X b|-\n", unlabelled="-", structure="grid", layers=1)
+    assert samples[0]["Step"]["tag"] == ["X", None]
+    _, samples = imported(tmp_path, "csv", "text,label\na,1\nb,?\n", unlabelled="?", numeric=True)
+    assert samples == [{"words": [{"form": "a"}], "label": 1.0}, {"words": [{"form": "b"}]}]
+    summary, _ = imported(tmp_path, "tagged", "a|None b|-\n")
+    assert "2 different labels; left out: nothing" in summary

@@ -1,7 +1,8 @@
-"""The names of the fields in the file that is written.
+"""The names of the fields in the file that is written, and which of them are left out.
 
 In: what a format calls its fields, and what the user calls them. Out: samples with the user's names.
-Guaranteed: no two fields of a sample get one name; a field without a name is left out.
+Guaranteed: no two fields of a sample get one name; a field without a name is left out, and so is a label that
+says there is none.
 """
 
 from __future__ import annotations
@@ -13,11 +14,18 @@ from dnc.diagnostics import fail
 from dnc.ir.structure import ARM, LINKS, ROOT
 from dnc.runtime.data.problems import names, suggestion
 
+LABELS = ("tag", "label", "xpos", "relation")
+"""The fields that are labels."""
+
 
 class Naming:
-    """known: the fields of a format by their own names; given: what they are to be called."""
+    """known: the fields of a format by their own names; given: what they are to be called. unlabelled: the
+    label that says there is none."""
 
-    def __init__(self, format: str, known: Mapping[str, str], given: Mapping[str, str]) -> None:
+    def __init__(
+        self, format: str, known: Mapping[str, str], given: Mapping[str, str], unlabelled: str | None = None
+    ) -> None:
+        self.unlabelled, self.left_out = unlabelled, 0
         for name, new in given.items():
             if name not in known:
                 hint = suggestion(name, known) or f"; its fields are {names(known)}"
@@ -53,6 +61,8 @@ class Naming:
                 value[ARM] = [self.names.get(arm, arm) for arm in value[ARM]]
             if flat and value is not sample:
                 vertices += len(next(iter(value.values())))
+            if self.unlabelled is not None:
+                self._leave_out_labels(value)
             if self._changes:
                 renamed = {self.names.get(name, name): each for name, each in value.items()}
                 renamed.pop("", None)
@@ -60,3 +70,14 @@ class Naming:
                 value |= renamed
             vertices += not flat
         return vertices
+
+    def _leave_out_labels(self, value: dict[str, Any]) -> None:
+        """Of a vertex, or of all in a table of columns."""
+        for name in LABELS:
+            found = value.get(name)
+            if type(found) is list:
+                value[name] = [None if each == self.unlabelled else each for each in found]
+                self.left_out += found.count(self.unlabelled)
+            elif found == self.unlabelled:
+                del value[name]
+                self.left_out += name in self.written

@@ -37,7 +37,7 @@ MOST_CLASSES = 1000
 KINDS: Mapping[str, type] = {
     **dict.fromkeys(("length", "classes", "seed", "rare", "longest", "layers", "skip"), int),
     **dict.fromkeys(("marks", "numeric", "quotes"), bool),
-    **dict.fromkeys(("tokens", "structure", "delimiter", "separator", "comments"), str),
+    **dict.fromkeys(("tokens", "structure", "delimiter", "separator", "comments", "unlabelled"), str),
     "columns": tuple,
 }
 """The types of options, which a caller from Python may get wrong."""
@@ -71,9 +71,12 @@ _WORD = {"also": ("lemma", "xpos", "relation")}
 FORMATS: Mapping[str, Format] = {
     "ptb-trees": Format(ptb_trees.read_ptb_trees, _fields("word", "label", "left", "right"), sentences=False),
     "conllu-trees": Format(
-        conllu.read_conllu_trees, _fields("word", "tag", "children", **_WORD), sentences=False
+        conllu.read_conllu_trees,
+        _fields("word", "tag", "children", **_WORD),
+        ("unlabelled",),
+        sentences=False,
     ),
-    "conllu-words": Format(conllu.read_conllu_words, _fields("form", "tag", **_WORD)),
+    "conllu-words": Format(conllu.read_conllu_words, _fields("form", "tag", **_WORD), ("unlabelled",)),
     "sick": Format(
         sick.read_sick,
         _fields("left", "right", "word", "children", "score", "target"),
@@ -81,11 +84,13 @@ FORMATS: Mapping[str, Format] = {
         sick.FILES,
         sentences=False,
     ),
-    "tagged": Format(tagged.read_tagged, _fields("form", "tag"), ("separator",)),
-    "conll": Format(conll.read_conll, _fields("form", "tag"), ("columns", "comments")),
+    "tagged": Format(tagged.read_tagged, _fields("form", "tag"), ("separator", "unlabelled")),
+    "conll": Format(conll.read_conll, _fields("form", "tag"), ("columns", "comments", "unlabelled")),
     "text": Format(text.read_text, _fields("form", also=("target",)), ("tokens", "length", "marks")),
     "csv": Format(
-        table.read_csv, _fields("form", "label"), ("columns", "delimiter", "quotes", "numeric", "tokens")
+        table.read_csv,
+        _fields("form", "label"),
+        ("columns", "delimiter", "quotes", "numeric", "tokens", "unlabelled"),
     ),
 }
 
@@ -147,7 +152,7 @@ def import_file(
         known |= {name: name for name in structures.SPELLED_FIELDS if checked.rare}
         if checked.structure != "sequence":
             del known["form"]
-    naming = Naming(format, known, fields or {})
+    naming = Naming(format, known, fields or {}, checked.unlabelled)
     checked = attrs.evolve(checked, written=naming.written)
     inputs = [Path(source) / name for name in chosen.files] or [Path(source)]
     check_result(destination, *inputs, checked.counted_in)
@@ -168,6 +173,9 @@ def import_file(
         write_atomically(Path(destination), encoded)
     except OSError as error:
         raise file_problem(str(destination), f"cannot be written: {error.strerror}") from None
+    if checked.unlabelled is not None:
+        counts.labels.discard(checked.unlabelled)
+        counts.leave_out(f"labels '{checked.unlabelled}'", naming.left_out)
     left_out = tuple((what, count) for what, count in counts.left_out.items() if count)
     return Report(
         str(source),

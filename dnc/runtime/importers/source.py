@@ -91,6 +91,7 @@ class Options:
     delimiter: str = ","
     quotes: bool = True
     comments: str | None = None
+    unlabelled: str | None = None
     numeric: bool = False
     separator: str = "|"
     classes: int = 5

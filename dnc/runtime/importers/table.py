@@ -48,13 +48,14 @@ def read_csv(source: Source, options: Options, counts: Counts) -> Iterator[Sente
             raise source.mistake(line, None, f"found {len(row)} cells, expected {expected}")
         tokens = TOKENIZERS[options.tokens](row[where[0]])
         label = row[where[1]].strip() if len(where) > 1 else None
-        if not tokens or label == "":
+        if not tokens or (label == "" and options.unlabelled != ""):
             counts.leave_out("rows without a text" if not tokens else "rows without a label")
             continue
         counts.words.update(tokens)
         rest: dict[str, Any] = {}
         if label is not None:
-            rest["label"] = _number(source, line, label) if options.numeric else label
+            is_number = options.numeric and label != options.unlabelled
+            rest["label"] = _number(source, line, label) if is_number else label
             counts.labels.add(str(rest["label"]))
         yield Sentence([{"form": token} for token in tokens], rest)
 
