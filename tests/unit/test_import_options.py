@@ -55,8 +55,8 @@ def test_fields_are_renamed_or_left_out(tmp_path: Path) -> None:
         (
             "tagged",
             {"length": 5},
-            "--length does not go with the format 'tagged'; its options are: --separator, --unlabelled, --structure, "
-            "--seed, --rare, --counted-in, --longest, --layers, --skip",
+            "--length does not go with the format 'tagged'; its options are: --separator, "
+            "--unlabelled, --structure, --seed, --rare, --counted-in, --longest, --layers, --skip",
         ),
         (
             "ptb-trees",
