@@ -77,7 +77,7 @@ class Naming:
             found = value.get(name)
             if type(found) is list:
                 value[name] = [None if each == self.unlabelled else each for each in found]
-                self.left_out += found.count(self.unlabelled)
+                self.left_out += found.count(self.unlabelled) if name in self.written else 0
             elif found == self.unlabelled:
                 del value[name]
                 self.left_out += name in self.written

@@ -155,7 +155,7 @@ class Doubled(dnc.torch.Module):
 
 
 def noted(module, given, found):
-    module.calls.append(float(found))
+    module.calls.append(found.item())
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net))])
