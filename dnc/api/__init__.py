@@ -30,6 +30,7 @@ from dnc.ir.machine import machine_of
 from dnc.runtime.atomic import write_text
 from dnc.runtime.build import read_build
 from dnc.runtime.curves import Missing
+from dnc.runtime.data import missing_everywhere
 from dnc.runtime.devices import choose, open_backend
 from dnc.runtime.importers import import_file
 from dnc.runtime.interrupts import Interrupts
@@ -72,6 +73,7 @@ __all__ = [
     "import_file",
     "load",
     "machine_of",
+    "missing_everywhere",
     "predict_lines",
     "predict_to_file",
     "rate_schedule",

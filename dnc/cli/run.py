@@ -386,7 +386,8 @@ def _train(
     )
     epochs, begun = config.epochs or 1, model.position.step
     samples = model.attach(config.data, min_count=config.min_count or 1, vocabulary=first.vocabulary)
-    for note in [] if last is not None else api.unnamed_classes(model):
+    notes = [*api.unnamed_classes(model), *api.missing_everywhere(samples)]
+    for note in [] if last is not None else notes:
         _say(f"note: {note}")
     with api.Interrupts() as interrupts, Progress(samples.samples, epochs) as progress:
         folder = model.train(

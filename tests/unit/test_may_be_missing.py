@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,22 @@ def test_a_summary_counts_what_is_missing():
         "Tree.word: 3 of 9 are missing",
         "Tree.kind: 7 of 9 are missing",
         "Tree.label: 9 of 14 are missing",
+    ]
+
+
+def test_a_run_notes_what_no_vertex_has(tmp_path, command):
+    opened(tmp_path, TEXT, "vm")
+    told = []
+    for number, leaf in enumerate(({"word": "a"}, FULL[0])):
+        data = tmp_path / f"{number}.jsonl"
+        data.write_text(json.dumps({"left": leaf, "right": {"word": "b"}}))
+        done = command(f"run {tmp_path / 'b'} --data {data} --device vm --run-dir {tmp_path / str(number)}")
+        assert done.code == 0
+        told.append([line for line in done.error.splitlines() if "missing" in line])
+    missing = f"is missing at all {{}} vertices of {tmp_path / '0.jsonl'}"
+    assert told == [
+        [f"note: Tree.kind {missing.format(2)}", f"note: Tree.label {missing.format(3)}"],
+        [],
     ]
 
 

@@ -4,7 +4,7 @@ In: one sample a line, nested or flat, as a program's structs describe it. Out: 
 `reader` for the readers' promise and `describe` for what a program's data look like.
 """
 
-from dnc.runtime.data.describe import describe, summarize
+from dnc.runtime.data.describe import describe, missing_everywhere, summarize
 from dnc.runtime.data.examples import examples
 from dnc.runtime.data.layout import Layout
 from dnc.runtime.data.reader import Dataset, read, read_samples
@@ -33,6 +33,7 @@ __all__ = [
     "has_vocabulary",
     "layout_of",
     "load_vocabularies",
+    "missing_everywhere",
     "read",
     "read_samples",
     "save_vocabularies",

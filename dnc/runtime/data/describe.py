@@ -6,6 +6,7 @@ summary of what was read.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,8 @@ def summarize(dataset: Dataset) -> str:
         counts = np.bincount(forest.tables[name].arm, minlength=len(struct.arms))
         arms = ", ".join(f"{arm.name} {count:,}" for arm, count in zip(struct.arms, counts, strict=True))
         lines.append(f"  {name}: {counts.sum():,} vertices" + (f" ({arms})" if len(struct.arms) > 1 else ""))
-    lines += _missing(dataset)
+    for field, missing, count in _missing(dataset):
+        lines.append(f"  {field}: {missing:,} of {count:,} are missing")
     for name, levels in depths(dataset).items():
         lines.append(f"  depth of {name}: mean {levels.mean():.1f}, at most {levels.max()}")
     for name, vocabulary in dataset.vocabularies.items():
@@ -73,18 +75,24 @@ def summarize(dataset: Dataset) -> str:
     return "\n".join(lines)
 
 
-def _missing(dataset: Dataset) -> list[str]:
-    """Of every token and class that may be missing how many are: a line each."""
-    lines = []
+def missing_everywhere(dataset: Dataset) -> list[str]:
+    """Of every token and class that no vertex has where it may be, what that comes to."""
+    return [
+        f"{field} is missing at all {count:,} vertices of {dataset.path}"
+        for field, missing, count in _missing(dataset)
+        if missing == count > 0
+    ]
+
+
+def _missing(dataset: Dataset) -> Iterator[tuple[str, int, int]]:
+    """Every token and class that may be missing, at how many vertices it is, and of how many."""
     for name, struct in dataset.forest.structs.items():
         table = dataset.forest.tables[name]
         for field in struct.fields.values():
             if field.may_miss:
                 arms = [at for at, arm in enumerate(struct.arms) if arm.field(field.name) is not None]
                 found = table.data[field.name][np.isin(table.arm, arms)]
-                missing = np.count_nonzero(np.less(found, 0))
-                lines.append(f"  {name}.{field.name}: {missing:,} of {len(found):,} are missing")
-    return lines
+                yield f"{name}.{field.name}", int(np.count_nonzero(np.less(found, 0))), len(found)
 
 
 def _tokens(dataset: Dataset, dimension: str) -> tuple[int, int]:
