@@ -386,9 +386,9 @@ def _train(
     )
     epochs, begun = config.epochs or 1, model.position.step
     samples = model.attach(config.data, min_count=config.min_count or 1, vocabulary=first.vocabulary)
-    notes = [*api.unnamed_classes(model), *api.missing_everywhere(samples)]
-    for note in [] if last is not None else notes:
-        _say(f"note: {note}")
+    if last is None:
+        for note in (*api.unnamed_classes(model), *api.missing_everywhere(samples)):
+            _say(f"note: {note}")
     with api.Interrupts() as interrupts, Progress(samples.samples, epochs) as progress:
         folder = model.train(
             samples,

@@ -40,24 +40,35 @@ class CudaCompileError(Exception):
 
 
 @attrs.frozen
-class CudaBinary:
-    """Machine code for one architecture and its cost a thread.
+class Usage:
+    """What machine code costs a thread.
 
     ``registers`` is the largest of the kernels in the text; ``spill_stores``,
     ``spill_loads`` and ``stack`` are bytes a thread, summed over the functions.
     """
 
-    cubin: bytes
     registers: int
     spill_stores: int
     spill_loads: int
     stack: int
-    log: str
 
     @property
     def resident(self) -> bool:
         """No register of any function lives in local memory."""
         return self.spill_stores == self.spill_loads == self.stack == 0
+
+    @property
+    def numbers(self) -> dict[str, int]:
+        """They by name, without what a subclass adds."""
+        return {name: getattr(self, name) for name in attrs.fields_dict(Usage)}
+
+
+@attrs.frozen
+class CudaBinary(Usage):
+    """Machine code for one architecture, and what the assembler said of it."""
+
+    cubin: bytes
+    log: str
 
 
 def compile_cuda(
@@ -105,7 +116,7 @@ def _report(cubin: bytes, log: str) -> CudaBinary:
     if not registers or not frames:
         raise CudaCompileError(f"no resource report in the assembler's log:\n{log}")
     stack, stores, loads = (sum(column) for column in zip(*frames, strict=True))
-    return CudaBinary(cubin, max(registers), stores, loads, stack, log)
+    return CudaBinary(max(registers), stores, loads, stack, cubin, log)
 
 
 def _read(size_of: Any, read: Any, program: Any) -> bytes:
@@ -137,13 +148,7 @@ def _compiled(files: Mapping[str, bytes], name: str, arch: str) -> dict[str, byt
     if not binary.resident and binary.spill_stores <= NEARLY:
         other = compile_cuda(source, arch, options=(f"-D{LACKING}",))
         binary = min(binary, other, key=lambda each: each.spill_stores + each.stack)
-    described = json.loads(files[f"{name}.json"])
-    described |= {
-        "registers": binary.registers,
-        "spill_stores": binary.spill_stores,
-        "spill_loads": binary.spill_loads,
-        "stack": binary.stack,
-    }
+    described = json.loads(files[f"{name}.json"]) | binary.numbers
     return {f"{name}.cubin": binary.cubin, f"{name}.json": json.dumps(described, indent=1).encode()}
 
 

@@ -15,9 +15,10 @@ import os
 from importlib.metadata import version
 from pathlib import Path
 
+import attrs
 import msgspec
 
-from dnc.codegen.nvrtc import FLAGS, compile_cuda
+from dnc.codegen.nvrtc import FLAGS, Usage, compile_cuda
 from dnc.runtime.atomic import write_atomically
 
 KEPT = Path(__file__).parents[1] / "cuda_kernels.json"
@@ -25,25 +26,21 @@ ALL = os.environ.get("DNC_KERNELS") == "all"
 UPDATED = bool(os.environ.get("DNC_UPDATE_GOLDEN"))
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What was compiled (the text's SHA-256, the compiler), and registers and bytes a thread."""
+@attrs.frozen
+class Report(Usage):
+    """What it costs a thread, and what was compiled: the text's SHA-256, the compiler."""
 
     text: str
     compiler: str
-    registers: int
-    stack: int
-    spill_stores: int
-    spill_loads: int
-
-    @property
-    def resident(self) -> bool:
-        """No register of any function lives in local memory."""
-        return self.spill_stores == self.spill_loads == self.stack == 0
 
 
 def compiler() -> str:
     """The compiler at hand, and what it is told."""
     return " ".join(("NVRTC", version("nvidia-cuda-nvrtc"), *FLAGS))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _kept() -> dict[str, Report]:
@@ -54,15 +51,8 @@ def _kept() -> dict[str, Report]:
 def compiled(name: str, text: str, arch: str) -> Report:
     """The compiler's report, made now, and kept where that is asked for. CudaCompileError where the text does
     not compile."""
-    binary = compile_cuda(text, arch)
-    made = Report(
-        text=hashlib.sha256(text.encode()).hexdigest(),
-        compiler=compiler(),
-        registers=binary.registers,
-        stack=binary.stack,
-        spill_stores=binary.spill_stores,
-        spill_loads=binary.spill_loads,
-    )
+    used = compile_cuda(text, arch).numbers
+    made = Report(**used, text=_digest(text), compiler=compiler())
     if UPDATED:
         _keep(f"{arch} {name}", made)
     return made
@@ -71,7 +61,7 @@ def compiled(name: str, text: str, arch: str) -> Report:
 def kept_report(name: str, text: str, arch: str) -> Report | None:
     """The report that was kept, if it is of this text and this compiler."""
     found = _kept().get(f"{arch} {name}")
-    now = (hashlib.sha256(text.encode()).hexdigest(), compiler())
+    now = (_digest(text), compiler())
     return found if found is not None and (found.text, found.compiler) == now else None
 
 

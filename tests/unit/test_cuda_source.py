@@ -139,7 +139,7 @@ def test_a_report_is_of_one_text_and_one_compiler(monkeypatch: pytest.MonkeyPatc
 
     def compile_cuda(text: str, arch: str) -> CudaBinary:
         compiled.append(text)
-        return CudaBinary(b"", 64, 8, 8, 0, "")
+        return CudaBinary(64, 8, 8, 0, b"", "")
 
     monkeypatch.setattr(kernel_reports, "compile_cuda", compile_cuda)
     monkeypatch.setattr(kernel_reports, "ALL", False)

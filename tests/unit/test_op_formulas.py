@@ -9,12 +9,13 @@ from dnc.frontend.calls import CALLS_ELSEWHERE
 from dnc.frontend.declarations import BUILTINS
 from dnc.ir.opdef import ELEMENTWISE, INDEXED, SURFACE
 from dnc.ir.ops import OPS
-from dnc.ir.types import INDEX, ListType, TensorType
+from dnc.ir.types import INDEX, ListType
 from tests.support.programs import program_of
 from tests.unit.test_ops import CASES, label, sample
 
 DRAWN = ("dropout", "gumbel")  # of random numbers: `tests/unit/test_noise.py` and `tests/cpu/test_drawn.py`
 FLAT = ("sign", "step", "equal")  # derivatives are zero
+CHOICES = ("argmax", "row_argmax", "gumbel")
 PARTS = (  # of gradients and of choices: nobody goes through them backwards
     "constant", "index_to_float", "one_hot", "softmax_scale", "row_spread", "cross_entropy_grad",
     "list_softmax_grad", "list_scaled", "list_sum_grad", "list_mean_grad", "list_max_grad",
@@ -147,18 +148,9 @@ def test_value(case):
 @pytest.mark.parametrize("name", sorted(OPS))
 def test_every_operation_of_numbers_has_a_gradient(name):
     """Or is known to have none: what lacks one is trained through as if it were constant."""
-    numbers = [
-        types
-        for opcode, types, _, result in CASES
-        if opcode == name
-        and not (isinstance(result, TensorType) and result.dtype != "f32")
-        and any(type != INDEX for type in types)
-    ]
-    flat = name.removeprefix("each_") in FLAT
-    chosen = name in ("argmax", "row_argmax", "gumbel")
-    wanted = bool(numbers) and not flat and not chosen and name not in PARTS
+    wanted = name.removeprefix("each_") not in (*FLAT, *CHOICES, *PARTS)
     assert (OPS[name].gradient is not None) == wanted, (
-        f"{name}: give it a gradient, or name it in FLAT or PARTS"
+        f"{name}: give it a gradient, or name it in FLAT, CHOICES or PARTS"
     )
 
 

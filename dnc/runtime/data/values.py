@@ -189,8 +189,9 @@ def _build(
         conversion.report_word(group, next(word for word in built.words or () if half in word), text)
     if size is None or built.size <= size:
         return built
-    if beside is not None and (unknown or len(set(_present(group))) <= size):
-        what, present = "words with <unk>" if unknown else "labels", set(_present(group))
+    present = set(_present(group))
+    if beside is not None and (unknown or len(present) <= size):
+        what = "words with <unk>" if unknown else "labels"
         new = [shown(each) for each in beside.words if each not in present]
         raise fail(
             f"{beside.source}: with its entries '{dimension.name}' has {built.size} {what}, but it is {size}",

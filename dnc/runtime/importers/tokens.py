@@ -21,7 +21,7 @@ def _words() -> re.Pattern[str]:
         chr(code) for code in range(sys.maxunicode + 1) if unicodedata.category(chr(code))[0] == "M"
     )
     letter = rf"[\w{marks}{JOINERS}]"
-    return re.compile(rf"{letter}+(?:['’]{letter}+)*|[^\s]")
+    return re.compile(rf"{letter}+(?:['’]{letter}+)*|\S")
 
 
 TOKENIZERS: Mapping[str, Callable[[str], list[str]]] = {
